@@ -1,0 +1,150 @@
+// Package regionpb holds what a region writes into its raft log, what it answers to reads and
+// writes, and the errors that cross the network. It is a leaf that every package may import.
+package regionpb
+
+import (
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+)
+
+// CreateKind says how a replica finds the create revision of a put (C-5).
+type CreateKind uint8
+
+const (
+	// CreateNew: the put creates the key, so its own revision is the create revision.
+	CreateNew CreateKind = iota
+	// CreateKnown: the create revision had its number at evaluation; Effect.Create holds it.
+	CreateKnown
+	// CreateResolve: the creating version was pending at evaluation; the replica takes it from
+	// the key's newest version at apply.
+	CreateResolve
+)
+
+// Effect is one physical change. Its place in Command.Effects is its position among the events
+// of the command's revision.
+type Effect struct {
+	Key        []byte
+	Value      []byte
+	Lease      int64
+	Delete     bool
+	Version    int64 // the key's version after a put
+	CreateKind CreateKind
+	Create     mvcc.Revision
+}
+
+// Command is what one request does. It consumes a revision exactly when it has effects; without
+// effects it still has its place in the order.
+type Command struct {
+	Effects []Effect
+}
+
+// Entry is the payload of a raft entry of a region. An entry without commands is silent (O2).
+type Entry struct {
+	Term, Index uint64      // where the leader meant it to be; a mismatch voids it (E1)
+	Fence       pdpb.Fence  // the fence its leader knew (F2)
+	Seals       []pdpb.Item // contiguous items, so that the log is self-contained (O2, P4)
+	Commands    []Command
+}
+
+// Silent says whether the entry has nothing to order.
+func (e *Entry) Silent() bool { return len(e.Commands) == 0 }
+
+// Count is the number of revisions the entry consumes when it is not void.
+func (e *Entry) Count() uint64 {
+	var n uint64
+	for i := range e.Commands {
+		if len(e.Commands[i].Effects) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Code classifies an Error.
+type Code uint8
+
+const (
+	// Certainly not executed; may be retried elsewhere.
+	NotLeader       Code = iota + 1 // Leader is a hint, zero when unknown
+	EpochMismatch                   // Descriptor is the current one, if known
+	RegionNotFound                  // no replica here
+	TooManyRequests                 // limits of the region or store are reached
+	VoidByFence                     // the entry was void (F2)
+	// May have been executed, now or later.
+	Unknown // leadership was lost, or a snapshot skipped the waiter (E6)
+	// Results of evaluation; recorded in the order (E5).
+	KeyNotFound
+	LeaseNotFound
+	Compacted
+	FutureRevision
+	// Reads.
+	NotComplete // the replica is not complete through the wanted cut
+	// Local trouble.
+	Stopped
+)
+
+// Error is an error of a region.
+type Error struct {
+	Code       Code
+	Leader     raftid.StoreID
+	Descriptor *pdpb.Descriptor
+}
+
+func (e *Error) Error() string {
+	names := [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
+		"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
+		"future revision", "not complete", "stopped"}
+	n := "?"
+	if int(e.Code) < len(names) {
+		n = names[e.Code]
+	}
+	if e.Leader != 0 {
+		return fmt.Sprintf("region: %s (leader %s)", n, e.Leader)
+	}
+	return "region: " + n
+}
+
+// NotExecuted says whether the request had certainly no effect and never will.
+func (e *Error) NotExecuted() bool { return e.Code != Unknown }
+
+// ReadRequest reads one region at a revision, on any replica. A reply is bounded; More tells to
+// go on from Resume.
+type ReadRequest struct {
+	Region RegionID
+	Epoch  uint64
+	// Cut: the replica must be complete through it (S3); 0 asks for whatever is applied here
+	// (serializable). Rev: read at this revision; 0 with Cut 0 means the newest applied here.
+	Cut  pdpb.Cut
+	Rev  mvcc.Revision
+	Span mvcc.Span
+	// Limit bounds the keys returned after the filters; 0 is no limit.
+	Limit     int64
+	KeysOnly  bool // neither value nor lease
+	CountOnly bool
+	// Filters; zero is none.
+	MinMod, MaxMod, MinCreate, MaxCreate mvcc.Revision
+	// WantCount asks for Count as well as keys.
+	WantCount bool
+	// MaxBytes bounds one reply; the server has its own bound too.
+	MaxBytes int64
+}
+
+// RegionID is pdpb.RegionID.
+type RegionID = pdpb.RegionID
+
+// ReadResponse is the answer to a ReadRequest.
+type ReadResponse struct {
+	KVs   []*mvccpb.KeyValue
+	Count int64 // keys alive in the span (of the first reply when paged), filters and limit ignored
+	// More: the reply's byte bound was reached; go on with Span.Start = Resume, Limit reduced.
+	More   bool
+	Resume []byte
+	Rev    mvcc.Revision // the revision that was read
+	// LimitHit: the limit cut the list (there is at least one more matching key).
+	LimitHit bool
+}
