@@ -45,6 +45,8 @@ var (
 	ErrNotSent = errors.New("router: request was not sent")
 	// ErrNoRegion says that the directory does not cover the key yet, as before bootstrap.
 	ErrNoRegion = errors.New("router: no region holds this key")
+	// errInvalid is wrapped by what is said of a reply that breaks the contract of Stores.
+	errInvalid = errors.New("router: invalid reply")
 )
 
 // Oracle is what the router needs of the placement group. All methods may be called from any
@@ -186,7 +188,12 @@ func readAgain(err error) bool {
 		regionpb.NotComplete, regionpb.Unknown:
 		return true
 	case 0:
-		return !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+		for _, final := range [...]error{context.Canceled, context.DeadlineExceeded, errRaced, errImpatient, errInvalid} {
+			if errors.Is(err, final) {
+				return false
+			}
+		}
+		return true
 	}
 	return false
 }

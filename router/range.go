@@ -1,0 +1,111 @@
+package router
+
+import (
+	"context"
+	"math"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc"
+)
+
+// Range answers a range over any number of regions, at one revision. The response's header holds
+// only the revision.
+func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	span := rangeSpan(req.Key, req.RangeEnd)
+	var resp *pb.RangeResponse
+	err := r.at(rctx, req.Serializable, []mvcc.Span{span}, func(ctx context.Context, p point) error {
+		rev, err := p.resolve(req.Revision)
+		if err != nil {
+			return err
+		}
+		resp, err = r.rangeAt(ctx, req, p, rev)
+		return err
+	})
+	if err != nil {
+		return nil, settle(ctx, err)
+	}
+	return resp, nil
+}
+
+// HasRevisionFilters says whether a range filters by revisions.
+func HasRevisionFilters(req *pb.RangeRequest) bool {
+	return req.MinModRevision != 0 || req.MaxModRevision != 0 || req.MinCreateRevision != 0 || req.MaxCreateRevision != 0
+}
+
+// KeyOrder says whether a range wants the natural order, ascending by key. As in etcd, an order
+// of NONE with a target other than the key counts as natural order for the place where the limit
+// is applied, although the result is then sorted.
+func KeyOrder(req *pb.RangeRequest) bool {
+	return req.SortOrder == pb.RangeRequest_NONE ||
+		(req.SortTarget == pb.RangeRequest_KEY && req.SortOrder == pb.RangeRequest_ASCEND)
+}
+
+func selectionOf(req *pb.RangeRequest) selection {
+	return selection{
+		// etcd answers keys_only from its index, which knows neither value nor lease, except
+		// where the order is by value.
+		keysOnly:  req.KeysOnly && req.SortTarget != pb.RangeRequest_VALUE,
+		minMod:    mvcc.Revision(req.MinModRevision),
+		maxMod:    mvcc.Revision(req.MaxModRevision),
+		minCreate: mvcc.Revision(req.MinCreateRevision),
+		maxCreate: mvcc.Revision(req.MaxCreateRevision),
+	}
+}
+
+// rangeAt evaluates a range that has passed the checks of its revision.
+func (r *Router) rangeAt(ctx context.Context, req *pb.RangeRequest, p point, rev mvcc.Revision) (*pb.RangeResponse, error) {
+	resp := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: int64(p.rev)}}
+	span := rangeSpan(req.Key, req.RangeEnd)
+	v := p.view(rev)
+	if req.CountOnly {
+		var err error
+		resp.Count, err = r.count(ctx, v, span)
+		return resp, err
+	}
+	sel := selectionOf(req)
+	c := collector{order: orderOf(req)}
+	limited := req.Limit > 0 && req.Limit < math.MaxInt64
+	if limited {
+		c.limit = req.Limit
+	}
+	// Where nothing is left out, what was read is the count.
+	sel.wantCount = limited || HasRevisionFilters(req)
+	s := r.scan(v, sel, span)
+
+	// The limit ends the walk only where etcd applies it before sorting.
+	early := limited && KeyOrder(req) && (c.order.less == nil || !HasRevisionFilters(req))
+	for !s.done {
+		var stop int64 // at most so many more keys; one beyond the limit shows that there is more
+		if early {
+			if stop = req.Limit + 1 - int64(len(c.kvs)); stop <= 0 {
+				break
+			}
+		}
+		kvs, err := s.next(ctx, stop)
+		if err != nil {
+			return nil, err
+		}
+		c.add(kvs)
+	}
+	var err error
+	if resp.Count = c.seen; sel.wantCount {
+		if resp.Count, err = s.total(ctx); err != nil {
+			return nil, err
+		}
+	}
+	resp.Kvs, resp.More = c.result()
+	if req.KeysOnly {
+		dropValues(resp.Kvs)
+	}
+	return resp, nil
+}
+
+func dropValues(kvs []*mvccpb.KeyValue) {
+	for _, kv := range kvs {
+		kv.Value = nil
+	}
+}

@@ -1,0 +1,216 @@
+package router
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/region/regionpb"
+)
+
+// Txn executes a transaction. One that cannot write is evaluated at a read point, over any number
+// of regions; any other must lie in one region, else ErrCrossRegion. Headers hold only revisions.
+func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	var resp *pb.TxnResponse
+	var err error
+	if onlyReads(req) {
+		resp, err = r.readTxn(rctx, req)
+	} else {
+		resp, err = r.write(rctx, req)
+	}
+	if err != nil {
+		return nil, settle(ctx, err)
+	}
+	return resp, nil
+}
+
+// putTxn is a transaction of one put in one allocation.
+type putTxn struct {
+	txn  pb.TxnRequest
+	op   pb.RequestOp
+	put  pb.RequestOp_RequestPut
+	list [1]*pb.RequestOp
+}
+
+// Put stores one key. The response's header holds only the revision.
+func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	t := &putTxn{}
+	t.put.RequestPut = req
+	t.op.Request = &t.put
+	t.list[0] = &t.op
+	t.txn.Success = t.list[:]
+	tresp, err := r.write(rctx, &t.txn)
+	if err != nil {
+		return nil, settle(ctx, err)
+	}
+	resp := tresp.Responses[0].GetResponsePut()
+	resp.Header = tresp.Header
+	return resp, nil
+}
+
+// DeleteRange deletes the keys of a range, which must lie in one region, else ErrCrossRegion. The
+// response's header holds only the revision.
+func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	tresp, err := r.write(rctx, &pb.TxnRequest{Success: []*pb.RequestOp{
+		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: req}},
+	}})
+	if err != nil {
+		return nil, settle(ctx, err)
+	}
+	resp := tresp.Responses[0].GetResponseDeleteRange()
+	resp.Header = tresp.Header
+	return resp, nil
+}
+
+// write hands a transaction to the leader of its region, again and again as long as the answer
+// says that it was not executed and the request's time lasts.
+func (r *Router) write(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	for b := r.backoff(); ; {
+		resp, err := r.writeOnce(ctx, req)
+		if err == nil {
+			return resp, nil
+		}
+		if !notExecuted(err) && !r.early(ctx, req, err) {
+			return nil, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return nil, werr
+		}
+	}
+}
+
+func (r *Router) writeOnce(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	d, err := place(r.oracle.Regions(), req)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := r.stores.Write(ctx, *d, req)
+	if err != nil {
+		return nil, unknown(err)
+	}
+	return resp, nil
+}
+
+// early says whether a transaction was refused only because its region had not yet heard of a
+// revision that other regions have reached already (C-1). Such a refusal leaves no trace, so the
+// transaction is tried again. When one of its revisions is beyond the whole store, the refusal
+// stands.
+func (r *Router) early(ctx context.Context, req *pb.TxnRequest, err error) bool {
+	if codeOf(err) != regionpb.FutureRevision {
+		return false
+	}
+	rev := innerRevision(req)
+	if rev <= 0 {
+		return false
+	}
+	p, err := r.readPoint(ctx)
+	return err == nil && rev <= int64(p.rev)
+}
+
+// readTxn evaluates a transaction that cannot write at one read point.
+func (r *Router) readTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	serializable := serializableTxn(req)
+	var resp *pb.TxnResponse
+	err := r.at(ctx, serializable, spans(nil, req), func(ctx context.Context, p point) error {
+		path, err := r.decide(ctx, p, req)
+		if err != nil {
+			return err
+		}
+		if err := path.check(p); err != nil {
+			return err
+		}
+		if resp, err = r.execute(ctx, p, path); err != nil {
+			return err
+		}
+		resp.Header.Revision = int64(p.rev)
+		return nil
+	})
+	return resp, err
+}
+
+// path is the way a transaction takes: all compares, nested ones too, are decided on the state
+// before it, so it is known before the first operation runs.
+type path struct {
+	succeeded bool
+	ops       []*pb.RequestOp
+	nested    []*path // one for each operation of ops that is a transaction, in order
+}
+
+func (r *Router) decide(ctx context.Context, p point, req *pb.TxnRequest) (*path, error) {
+	ok, err := r.compares(ctx, p.view(p.rev), req.Compare)
+	if err != nil {
+		return nil, err
+	}
+	way := &path{succeeded: ok, ops: req.Failure}
+	if ok {
+		way.ops = req.Success
+	}
+	for _, op := range way.ops {
+		if o, is := op.Request.(*pb.RequestOp_RequestTxn); is {
+			n, err := r.decide(ctx, p, o.RequestTxn)
+			if err != nil {
+				return nil, err
+			}
+			way.nested = append(way.nested, n)
+		}
+	}
+	return way, nil
+}
+
+// check looks at the revisions on the way taken before anything is read.
+func (w *path) check(p point) error {
+	nested := w.nested
+	for _, op := range w.ops {
+		var err error
+		switch o := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			err = p.checkInner(o.RequestRange.Revision)
+		case *pb.RequestOp_RequestTxn:
+			err = nested[0].check(p)
+			nested = nested[1:]
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Router) execute(ctx context.Context, p point, w *path) (*pb.TxnResponse, error) {
+	resp := &pb.TxnResponse{
+		Header:    &pb.ResponseHeader{},
+		Succeeded: w.succeeded,
+		Responses: make([]*pb.ResponseOp, len(w.ops)),
+	}
+	nested := w.nested
+	for i, op := range w.ops {
+		out := &pb.ResponseOp{}
+		resp.Responses[i] = out
+		switch o := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			rev, err := p.resolve(o.RequestRange.Revision)
+			if err != nil {
+				return nil, err
+			}
+			rr, err := r.rangeAt(ctx, o.RequestRange, p, rev)
+			if err != nil {
+				return nil, err
+			}
+			out.Response = &pb.ResponseOp_ResponseRange{ResponseRange: rr}
+		case *pb.RequestOp_RequestTxn:
+			tr, err := r.execute(ctx, p, nested[0])
+			if err != nil {
+				return nil, err
+			}
+			nested = nested[1:]
+			out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: tr}
+		}
+	}
+	return resp, nil
+}
