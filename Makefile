@@ -1,0 +1,47 @@
+# Braid. `make help` lists the targets.
+
+GO        ?= go
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS   := -X braid/cmd/internal/version.version=$(VERSION)
+BIN       := bin/braid
+
+# Versions of tools that are run and never linked.
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# Packages whose goroutines are worth the race detector's price.
+RACE_PKGS ?= ./cmd/... ./gateway/... ./mvcc/... ./pd/... ./raftstore/... ./region/... ./router/...
+
+.PHONY: help build run test race sim bench lint generate fmt clean etcd-diff
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+build: ## bin/braid
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/braid
+
+run: build ## a full store on this machine, data in default.braid
+	$(BIN)
+
+test: ## every unit, rule and process test
+	$(GO) vet ./...
+	$(GO) test -timeout 10m ./...
+
+race: ## the same with the race detector
+	$(GO) test -race -timeout 20m $(RACE_PKGS)
+
+fmt: ## format the sources
+	gofmt -w $$(git ls-files '*.go')
+
+lint: ## gofmt, vet, staticcheck
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+
+generate: ## regenerate what is generated (needs protoc)
+	protoc --proto_path=. \
+	  --plugin=protoc-gen-go=$(CURDIR)/.ci/protoc-gen-go --plugin=protoc-gen-go-grpc=$(CURDIR)/.ci/protoc-gen-go-grpc \
+	  --go_out=. --go_opt=module=braid --go-grpc_out=. --go-grpc_opt=module=braid \
+	  cmd/internal/admin/adminpb/admin.proto
+
+clean: ## remove what was built
+	rm -rf bin
