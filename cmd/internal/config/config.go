@@ -90,6 +90,8 @@ type Config struct {
 	// may lose acknowledged writes.
 	UnsafeNoFsync bool
 
+	log *zap.Logger // set by Prepare
+
 	// Inert holds the flags that were given but mean nothing here, by name.
 	Inert map[string]string
 }
@@ -110,7 +112,7 @@ func (c *Config) Fill() {
 	cv, dv := reflect.ValueOf(c).Elem(), reflect.ValueOf(d).Elem()
 	for i := range cv.NumField() {
 		f := cv.Field(i)
-		if f.Kind() == reflect.Bool || f.Kind() == reflect.Struct || !f.IsZero() {
+		if !f.CanSet() || f.Kind() == reflect.Bool || f.Kind() == reflect.Struct || !f.IsZero() {
 			continue
 		}
 		if listenGiven && cv.Type().Field(i).Name == "AdvertiseClientURLs" {
@@ -155,6 +157,14 @@ func outboundHost() string {
 		return a.IP.String()
 	}
 	return ""
+}
+
+// Log is the logger that Prepare was given; before that, one that discards everything.
+func (c *Config) Log() *zap.Logger {
+	if c.log == nil {
+		return zap.NewNop()
+	}
+	return c.log
 }
 
 // ElectionTicks is the election timeout in heartbeats.

@@ -15,9 +15,10 @@ import (
 
 // Prepare makes the TLS settings ready for transport.NewListener and for dialing: it creates the
 // certificates of --auto-tls and --peer-auto-tls below the data directory, sets cipher suites and
-// versions, and has refused connections logged. It is called once, after Validate and before the
+// versions, and has refused connections logged. The logger is handed on through Log. It is called once, after Validate and before the
 // node is started; a configuration without TLS needs it for the log lines only.
 func (c *Config) Prepare(lg *zap.Logger) error {
+	c.log = lg
 	if err := c.prepare(lg, &c.ClientTLS, c.ClientAutoTLS, "client", c.ListenClientURLs); err != nil {
 		return err
 	}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"braid/cmd/internal/admin"
+	"braid/cmd/internal/config"
+)
+
+// runCommand runs a subcommand and returns the exit status.
+func runCommand(args []string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:               "braid",
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		DisableAutoGenTag: true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &config.UsageError{Msg: err.Error()} })
+	root.AddCommand(regionCommand(), pdCommand(), clusterCommand())
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "braid: %s\n", config.OneLine(err))
+	var usage *config.UsageError
+	if errors.As(err, &usage) || !knownCommand(root, args) {
+		return exitUsage
+	}
+	return exitError
+}
+
+// knownCommand says whether the arguments name a command that exists and can be run.
+func knownCommand(root *cobra.Command, args []string) bool {
+	c, _, err := root.Find(args)
+	return err == nil && c.Runnable()
+}
+
+// group is a command that only has subcommands; a wrong or missing one is a usage error that
+// names the nearest.
+func group(use, short string, subs ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, RunE: func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return &config.UsageError{Msg: fmt.Sprintf("%s needs a subcommand; see %s --help", cmd.CommandPath(), cmd.CommandPath())}
+		}
+		msg := fmt.Sprintf("%s has no subcommand %q", cmd.CommandPath(), args[0])
+		for _, s := range cmd.Commands() {
+			if config.EditDistance(s.Name(), args[0]) <= 2 {
+				msg += fmt.Sprintf("; did you mean %s?", s.Name())
+				break
+			}
+		}
+		return &config.UsageError{Msg: msg}
+	}}
+	c.AddCommand(subs...)
+	return c
+}
+
+// exactArgs is cobra.ExactArgs with a usage error.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return &config.UsageError{Msg: fmt.Sprintf("%s takes %d argument(s), not %d; usage: %s", cmd.CommandPath(), n, len(args), cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
+func regionCommand() *cobra.Command {
+	var f clientFlags
+	list := &cobra.Command{Use: "list", Short: "list the regions in key order, as the asked node knows them", Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.with(cmd, func(ctx context.Context, c *admin.Client) error {
+				pd, err := c.PD(ctx)
+				if err != nil {
+					return err
+				}
+				var rs []admin.Region
+				if err := c.EachRegion(ctx, func(r *admin.Region) error {
+					rs = append(rs, *r)
+					return nil
+				}); err != nil {
+					return err
+				}
+				return printRegions(cmd.OutOrStdout(), f.output, rs, names(&pd))
+			})
+		}}
+	transfer := &cobra.Command{Use: "transfer REGION STORE", Short: "move a region's leadership to its replica on a store (name or hexadecimal id)", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil || id == 0 {
+				return &config.UsageError{Msg: fmt.Sprintf("%q is not a region id; braid region list shows them", args[0])}
+			}
+			return f.with(cmd, func(ctx context.Context, c *admin.Client) error {
+				pd, err := c.PD(ctx)
+				if err != nil {
+					return err
+				}
+				store, err := storeID(&pd, args[1])
+				if err != nil {
+					return err
+				}
+				if err := c.TransferRegion(ctx, id, store); err != nil {
+					return err
+				}
+				if err := until(ctx, func() (bool, error) {
+					led := false
+					err := c.EachRegion(ctx, func(r *admin.Region) error {
+						if r.ID == id {
+							led = r.LeaderStore == store
+							return errFound
+						}
+						return nil
+					})
+					if errors.Is(err, errFound) {
+						err = nil
+					}
+					return led, err
+				}); err != nil {
+					return fmt.Errorf("region %d: the transfer was started but store %s does not lead yet: %w", id, names(&pd).of(store), err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "region %d is led by %s\n", id, names(&pd).of(store))
+				return nil
+			})
+		}}
+	cmd := group("region", "see regions and move their leadership", list, transfer)
+	f.register(cmd.PersistentFlags())
+	return cmd
+}
+
+func pdCommand() *cobra.Command {
+	var f clientFlags
+	status := &cobra.Command{Use: "status", Short: "show the placement group and the stores, as the asked node knows them", Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.with(cmd, func(ctx context.Context, c *admin.Client) error {
+				pd, err := c.PD(ctx)
+				if err != nil {
+					return err
+				}
+				return printPD(cmd.OutOrStdout(), f.output, &pd)
+			})
+		}}
+	transfer := &cobra.Command{Use: "transfer STORE", Short: "move the placement group's leadership to a store (name or hexadecimal id)", Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.with(cmd, func(ctx context.Context, c *admin.Client) error {
+				pd, err := c.PD(ctx)
+				if err != nil {
+					return err
+				}
+				store, err := storeID(&pd, args[0])
+				if err != nil {
+					return err
+				}
+				if err := c.TransferPD(ctx, store); err != nil {
+					return err
+				}
+				if err := until(ctx, func() (bool, error) {
+					pd, err := c.PD(ctx)
+					return pd.LeaderStore == store, err
+				}); err != nil {
+					return fmt.Errorf("the transfer was started but store %s does not lead yet: %w", names(&pd).of(store), err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "the placement group is led by %s\n", names(&pd).of(store))
+				return nil
+			})
+		}}
+	cmd := group("pd", "see the placement group and move its leadership", status, transfer)
+	f.register(cmd.PersistentFlags())
+	return cmd
+}
+
+// errFound ends a walk over regions early.
+var errFound = errors.New("found")
+
+// pollInterval is how often an outcome is looked up.
+const pollInterval = 50 * time.Millisecond
+
+// until calls fn until it says true or fails, or ctx ends.
+func until(ctx context.Context, fn func() (bool, error)) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		ok, err := fn()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// storeID finds a store by name or by hexadecimal id.
+func storeID(pd *admin.PD, s string) (uint64, error) {
+	for _, st := range pd.Stores {
+		if st.Name == s {
+			return st.ID, nil
+		}
+	}
+	if id, err := strconv.ParseUint(s, 16, 64); err == nil {
+		for _, st := range pd.Stores {
+			if st.ID == id {
+				return id, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("no store has the name or id %q; braid pd status shows them", s)
+}

@@ -1,0 +1,237 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestMain lets the test binary play the node that a cluster is made of.
+func TestMain(m *testing.M) {
+	if os.Getenv("CLUSTER_TEST_NODE") != "" {
+		os.Exit(playNode(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// playNode answers /readyz on the client URL until SIGTERM; with --fail it gives up at once, with
+// --stubborn it ignores SIGTERM.
+func playNode(args []string) int {
+	fs := flag.NewFlagSet("node", flag.ContinueOnError)
+	client := fs.String("listen-client-urls", "", "")
+	for _, name := range []string{"name", "data-dir", "advertise-client-urls", "listen-peer-urls", "initial-advertise-peer-urls",
+		"initial-cluster", "initial-cluster-token", "initial-cluster-state"} {
+		fs.String(name, "", "")
+	}
+	failing, stubborn := fs.Bool("fail", false, ""), fs.Bool("stubborn", false, "")
+	if err := fs.Parse(args); err != nil {
+		return 2
+	}
+	if *failing {
+		fmt.Fprintln(os.Stderr, "this node does not want to")
+		return 1
+	}
+	u, err := url.Parse(*client)
+	if err != nil {
+		return 1
+	}
+	lis, err := net.Listen("tcp", u.Host)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	http.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	served := make(chan error, 1)
+	go func() { served <- http.Serve(lis, nil) }()
+	for {
+		select {
+		case <-served:
+			return 1
+		case <-term:
+			if !*stubborn {
+				return 0
+			}
+		}
+	}
+}
+
+// freePorts returns the first of n consecutive ports that could be bound a moment ago.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+search:
+	for range 50 {
+		first, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		base := first.Addr().(*net.TCPAddr).Port
+		_ = first.Close()
+		for p := base; p < base+n; p++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+			if err != nil {
+				continue search
+			}
+			_ = l.Close()
+		}
+		return base
+	}
+	t.Fatal("no free ports")
+	return 0
+}
+
+func options(t *testing.T, dir string, args ...string) Options {
+	t.Helper()
+	t.Setenv("CLUSTER_TEST_NODE", "1")
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Dir: dir, Nodes: 2, BasePort: freePorts(t, 4), Binary: bin, Args: args, Out: &strings.Builder{}}
+}
+
+func TestStartStopAndAgain(t *testing.T) {
+	ctx, dir := context.Background(), t.TempDir()
+	o := options(t, dir)
+	t.Setenv("ETCD_NAME", "must not reach the nodes")
+	s, err := Start(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = Stop(context.Background(), dir, &strings.Builder{}) })
+	for _, n := range s.Nodes {
+		if !n.Process.Alive() || Ready(ctx, n.Client) != nil {
+			t.Errorf("%s does not run: %+v", n.Name, n.Process)
+		}
+	}
+	if _, err := Start(ctx, o); err != nil {
+		t.Errorf("starting a running cluster again: %v", err)
+	}
+	if got := o.Out.(*strings.Builder).String(); strings.Count(got, "already runs") != 2 {
+		t.Errorf("printed %q", got)
+	}
+	other := o
+	other.Nodes, other.Given.Nodes = 3, true
+	if _, err := Start(ctx, other); err == nil || !strings.Contains(err.Error(), "it has 2 nodes") {
+		t.Errorf("another size: %v", err)
+	}
+	var out strings.Builder
+	if n, err := Stop(ctx, dir, &out); err != nil || n != 2 {
+		t.Errorf("stopped %d, %v: %s", n, err, out.String())
+	}
+	if n, err := Stop(ctx, dir, &out); err != nil || n != 0 {
+		t.Errorf("stopped %d nodes of a stopped cluster, %v", n, err)
+	}
+	if s, err = Start(ctx, o); err != nil || len(s.Nodes) != 2 {
+		t.Errorf("starting it again: %v", err)
+	}
+}
+
+func TestFailedStartIsUndone(t *testing.T) {
+	dir := t.TempDir()
+	o := options(t, dir, "--fail")
+	_, err := Start(context.Background(), o)
+	if err == nil || !strings.Contains(err.Error(), "ended") || !strings.Contains(err.Error(), "this node does not want to") {
+		t.Fatalf("%v, want an error with the end of the log", err)
+	}
+	s, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range s.Nodes {
+		if n.Process.Alive() {
+			t.Errorf("%s was left behind", n.Name)
+		}
+	}
+}
+
+func TestStubbornNodeIsKilled(t *testing.T) {
+	dir := t.TempDir()
+	o := options(t, dir, "--stubborn")
+	o.Nodes = 1
+	if _, err := Start(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // do not wait for the grace time
+	var out strings.Builder
+	if n, err := Stop(ctx, dir, &out); err != nil || n != 1 || !strings.Contains(out.String(), "killing it") {
+		t.Errorf("stopped %d, %v: %s", n, err, out.String())
+	}
+}
+
+// TestOnlyOwnProcessesAreSignalled plays a recycled process id: the state file names a process
+// that runs, but was started at another moment.
+func TestOnlyOwnProcessesAreSignalled(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Skip("no sleep program: ", err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	h, err := handleOf(cmd.Process.Pid)
+	if err != nil || !h.Alive() {
+		t.Fatalf("%+v is not alive, %v", h, err)
+	}
+	dir := t.TempDir()
+	s := &State{Format: stateFormat, Nodes: []Node{{Name: "n1", Process: Handle{PID: h.PID, Start: h.Start + "1"}}}}
+	if err := s.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Stop(context.Background(), dir, &strings.Builder{}); err != nil || n != 0 {
+		t.Errorf("stopped %d, %v", n, err)
+	}
+	if !h.Alive() {
+		t.Error("a stranger's process was stopped")
+	}
+	if err := (Handle{PID: h.PID, Start: "x"}).signal(syscall.SIGKILL); !errors.Is(err, errGone) || !h.Alive() {
+		t.Errorf("signal: %v", err)
+	}
+}
+
+func TestState(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Load(dir); !errors.Is(err, ErrNone) {
+		t.Errorf("empty directory: %v", err)
+	}
+	for _, bad := range []string{"{", `{"format": 99}`} {
+		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(dir); err == nil || errors.Is(err, ErrNone) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	for _, o := range []Options{{Nodes: 0, BasePort: 1}, {Nodes: nodesMax + 1, BasePort: 1}, {Nodes: 3, BasePort: 65532}, {Nodes: 1}} {
+		if _, err := plan(o); err == nil {
+			t.Errorf("%+v: no error", o)
+		}
+	}
+	s, err := plan(Options{Dir: dir, Nodes: 3, BasePort: 100, Args: []string{"--x"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Endpoints(); got != "http://127.0.0.1:100,http://127.0.0.1:102,http://127.0.0.1:104" {
+		t.Errorf("endpoints %s", got)
+	}
+	args := strings.Join(s.args(dir, &s.Nodes[1]), " ")
+	for _, want := range []string{"--name=n2", "--initial-cluster=n1=http://127.0.0.1:101,n2=http://127.0.0.1:103,n3=http://127.0.0.1:105", " --x"} {
+		if !strings.Contains(args, want) {
+			t.Errorf("%q is missing from %s", want, args)
+		}
+	}
+}
