@@ -1,0 +1,2 @@
+// Package wal is the write-ahead log of a store.
+package wal
