@@ -251,8 +251,11 @@ func (n *envNode) turn() {
 	for _, s := range n.out.Snapshots {
 		n.e.snapshot(n, s)
 	}
-	for range n.out.Discard {
-		n.e.printf("%d discards a snapshot", n.id)
+	for _, s := range n.out.Discard {
+		if err := s.Close(); err != nil {
+			n.e.t.Fatal(err)
+		}
+		n.e.printf("%d closes a sink", n.id)
 	}
 	if n.out.Install != nil {
 		n.install = n.out.Install

@@ -49,10 +49,10 @@ type Output struct {
 	Controls []Control
 	// Snapshots go to other replicas; each is answered by Input.Sent.
 	Snapshots []OutgoingSnapshot
-	// Install asks for Sink.Install, then Sink.Close, off the owner's goroutine; the answer is
-	// Input.Installed. Until then the machine is parked.
+	// Install asks for Sink.Install, off the owner's goroutine; the answer is Input.Installed.
+	// Until then the machine is parked.
 	Install *Staged
-	// Discard holds sinks to close: their snapshots were not wanted.
+	// Discard holds sinks to close: they are installed, or were not wanted.
 	Discard []SnapshotSink
 	// Again asks for another turn soon.
 	Again bool

@@ -160,6 +160,7 @@ func (g *Group) takeInstalled(in *Installed) {
 		panic(fmt.Sprintf("raftstore: group %d: installing the snapshot at %d: %v", g.cfg.ID, inst.meta.Index, in.Err))
 	}
 	g.install = nil
+	g.out.Discard = append(g.out.Discard, in.Sink)
 	pos := wal.Position{Index: inst.meta.Index, Term: inst.meta.Term}
 	var cp *wal.Checkpoint
 	if s, ok := in.Sink.(CheckpointSink); ok {
