@@ -24,8 +24,8 @@ const pageMax = 1000
 // Errors of a Backend; wrap them with %w and say which region or store is meant. Any other error
 // is reported as Unknown with its text.
 var (
-	ErrNotFound    = errors.New("not found")             // no such region or store
-	ErrRefused     = errors.New("refused")               // cannot be done in the present state
+	ErrNotFound    = errors.New("not found")              // no such region or store
+	ErrRefused     = errors.New("refused")                // cannot be done in the present state
 	ErrUnavailable = errors.New("unavailable, try later") // the leader cannot be reached
 )
 

@@ -85,6 +85,12 @@ type Config struct {
 	// Serving.
 	EnablePprof bool
 	Metrics     string // "basic" or "extensive"
+	DisableJSON bool   // no JSON mapping below /v3/
+	// HostWhitelist and CORS restrict plain HTTP; a list that holds "*" restricts nothing.
+	HostWhitelist []string
+	CORS          []string
+	// WarnUnaryRequest is how long a unary request may take before it is logged; negative: never.
+	WarnUnaryRequest time.Duration
 
 	// UnsafeNoFsync skips every sync of the log: for tests on slow disks; a crash of the machine
 	// may lose acknowledged writes.

@@ -111,7 +111,7 @@ func TestFates(t *testing.T) {
 		{"--auto-compaction-retention=1h", "refused"}, {"--auto-compaction-mode=revision", "refused"},
 		{"--auth-token=jwt,pub-key=x", "refused"}, {"--quota-backend-bytes=1000000", "refused"},
 		{"--force-new-cluster", "refused"}, {"--discovery-endpoints=http://x:1", "refused"},
-		{"--watch-progress-notify-interval=5s", "refused"}, {"--host-whitelist=a.example", "refused"},
+		{"--watch-progress-notify-interval=5s", "refused"}, {"--wal-dir=/x", "refused"},
 	} {
 		_, err := Parse([]string{tc.arg}, nil)
 		var u *UsageError
@@ -127,6 +127,13 @@ func TestFates(t *testing.T) {
 	p := parse(t, []string{"--snapshot-count=100", "--initial-cluster-token", "x", "--initial-cluster-token", "y", "--v2-deprecation=gone"})
 	if len(p.Notices) != 2 || p.Config.Inert["snapshot-count"] != "100" || p.Config.InitialClusterToken != "y" {
 		t.Errorf("inert flags: notices %v, config %v %v", p.Notices, p.Config.Inert, p.Config)
+	}
+}
+
+func TestBooleansThatAreOn(t *testing.T) {
+	c := parse(t, []string{"--enable-grpc-gateway=false", "--warning-unary-request-duration=0s"}).Config
+	if !c.DisableJSON || Default().DisableJSON || c.WarnUnaryRequest >= 0 {
+		t.Errorf("DisableJSON %v, WarnUnaryRequest %v", c.DisableJSON, c.WarnUnaryRequest)
 	}
 }
 

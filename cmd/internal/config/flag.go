@@ -171,6 +171,15 @@ func boolean(at func(c *Config) *bool) value {
 	return field[bool]{at, strconv.ParseBool, strconv.FormatBool}
 }
 
+// inverted is a flag that is on by default: the field says that it is off, so that its zero value
+// is the default.
+func inverted(at func(c *Config) *bool) value {
+	return field[bool]{at, func(s string) (bool, error) {
+		b, err := strconv.ParseBool(s)
+		return !b, err
+	}, func(off bool) string { return strconv.FormatBool(!off) }}
+}
+
 // number must be positive: 0 would be taken for "use the default".
 func number[T uint | uint32](at func(c *Config) *T, bits int) value {
 	return field[T]{at, func(s string) (T, error) {

@@ -274,7 +274,7 @@ func Usage() string {
 		"name": "Member:", "initial-advertise-peer-urls": "Clustering:", "region-split-keys": "Regions:",
 		"cert-file": "Security:", "logger": "Logging:", "enable-pprof": "Serving:",
 		"auto-compaction-retention": "Refused until built (other values than the default):",
-		"enable-grpc-gateway":       "Accepted for etcd's sake, without effect:", "config-file": "Other:",
+		"feature-gates":             "Accepted for etcd's sake, without effect:", "config-file": "Other:",
 	}
 	for i := range Table {
 		f := &Table[i]

@@ -139,10 +139,10 @@ var Table = []Flag{
 		value: oneOf(func(c *Config) *string { return &c.TLSMinVersion }, "TLS1.2", "TLS1.3")},
 	{Name: "tls-max-version", Usage: "Maximum TLS version: TLS1.2 or TLS1.3 (empty: Go chooses).",
 		value: oneOf(func(c *Config) *string { return &c.TLSMaxVersion }, "", "TLS1.2", "TLS1.3")},
-	{Name: "cors", Kind: List, Default: "*", Fate: Later, Why: "origins cannot be restricted before the JSON gateway exists",
-		Usage: "Allowed origins for cross-origin resource sharing."},
-	{Name: "host-whitelist", Kind: List, Default: "*", Fate: Later, Why: "host names cannot be restricted before the JSON gateway exists",
-		Usage: "Acceptable host names of HTTP requests if the server is not secure."},
+	{Name: "cors", Kind: List, Default: "*", Usage: "Allowed origins for cross-origin resource sharing (* means all).",
+		value: list(func(c *Config) *[]string { return &c.CORS })},
+	{Name: "host-whitelist", Kind: List, Default: "*", Usage: "Acceptable host names of HTTP requests if the server is not secure (* means all).",
+		value: list(func(c *Config) *[]string { return &c.HostWhitelist })},
 
 	// Logging.
 	{Name: "logger", Default: "zap", Usage: "Only zap is supported.",
@@ -163,6 +163,10 @@ var Table = []Flag{
 		value: boolean(func(c *Config) *bool { return &c.EnablePprof })},
 	{Name: "metrics", Default: "basic", Usage: "Detail of the exported metrics: basic or extensive (adds gRPC latency histograms).",
 		value: oneOf(func(c *Config) *string { return &c.Metrics }, "basic", "extensive")},
+	{Name: "enable-grpc-gateway", Kind: Bool, Default: "true", Usage: "Serve the JSON mapping of the API below /v3/.",
+		value: inverted(func(c *Config) *bool { return &c.DisableJSON })},
+	{Name: "warning-unary-request-duration", Kind: Duration, Default: "300ms", Usage: "Time after which a unary request is reported as slow.",
+		value: interval(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
 	{Name: "unsafe-no-fsync", Kind: Bool, Default: "false", Usage: "Do not sync the log. Unsafe: a crash of the machine loses data.",
 		value: boolean(func(c *Config) *bool { return &c.UnsafeNoFsync })},
 
@@ -187,13 +191,9 @@ var Table = []Flag{
 	{Name: "enable-distributed-tracing", Kind: Bool, Default: "false", Fate: Later, Why: "tracing is not built yet", Usage: "Enable tracing with OpenTelemetry."},
 
 	// Accepted without effect.
-	{Name: "enable-grpc-gateway", Kind: Bool, Default: "true", Fate: Inert, Why: "the JSON gateway is not built yet; paths below /v3/ answer 404",
-		Usage: "Enable the JSON gateway."},
 	{Name: "feature-gates", Fate: Inert, Why: "etcd's feature gates switch parts that do not exist here", Usage: "NAME=BOOL pairs."},
 	{Name: "warning-apply-duration", Kind: Duration, Default: "100ms", Fate: Inert, Why: "applying is not timed per request; see the metrics",
 		Usage: "Time after which an apply is reported as slow."},
-	{Name: "warning-unary-request-duration", Kind: Duration, Default: "300ms", Fate: Inert, Why: "slow requests are not logged; see the metrics",
-		Usage: "Time after which a unary request is reported as slow."},
 	{Name: "strict-reconfig-check", Kind: Bool, Default: "true", Fate: Inert, Why: whyMembers, Usage: "Reject reconfigurations that would lose quorum."},
 	{Name: "max-learners", Kind: Int, Default: "1", Fate: Inert, Why: whyMembers, Usage: "Maximum number of learners."},
 	{Name: "snapshot-count", Kind: Uint, Default: "10000", Fate: Inert, Why: whySnapshots, Usage: "Committed transactions that trigger a snapshot."},
