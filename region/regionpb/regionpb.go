@@ -49,6 +49,8 @@ type Entry struct {
 	Fence       pdpb.Fence  // the fence its leader knew (F2)
 	Seals       []pdpb.Item // contiguous items, so that the log is self-contained (O2, P4)
 	Commands    []Command
+
+	arena []Effect // where DecodeEntry keeps the effects of all commands
 }
 
 // Silent says whether the entry has nothing to order.
@@ -95,19 +97,33 @@ type Error struct {
 	Descriptor *pdpb.Descriptor
 }
 
-func (e *Error) Error() string {
-	names := [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
-		"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
-		"future revision", "not complete", "stopped"}
-	n := "?"
-	if int(e.Code) < len(names) {
-		n = names[e.Code]
+var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
+	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
+	"future revision", "not complete", "stopped"}
+
+// String is the code in words.
+func (c Code) String() string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
 	}
-	if e.Leader != 0 {
-		return fmt.Sprintf("region: %s (leader %s)", n, e.Leader)
-	}
-	return "region: " + n
+	return codeNames[0]
 }
+
+func (e *Error) Error() string {
+	if e.Leader != 0 {
+		return fmt.Sprintf("region: %s (leader %s)", e.Code, e.Leader)
+	}
+	return "region: " + e.Code.String()
+}
+
+// Is makes errors.Is compare codes, so that hints do not matter.
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code
+}
+
+// ErrorOf returns an error that has a code and no hint.
+func ErrorOf(c Code) *Error { return &Error{Code: c} }
 
 // NotExecuted says whether the request had certainly no effect and never will.
 func (e *Error) NotExecuted() bool { return e.Code != Unknown }
@@ -145,6 +161,9 @@ type ReadResponse struct {
 	More   bool
 	Resume []byte
 	Rev    mvcc.Revision // the revision that was read
+	// Now is the newest revision this replica can vouch for: what a serializable answer's header
+	// shows, also when the read was of an older revision.
+	Now mvcc.Revision
 	// LimitHit: the limit cut the list (there is at least one more matching key).
 	LimitHit bool
 }

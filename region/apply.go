@@ -1,0 +1,266 @@
+package region
+
+import (
+	"fmt"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore"
+	"braid/region/regionpb"
+)
+
+// apply writes what has its number into the engine: items in order, each whole, several to a
+// batch. It returns true when it stopped at its budget rather than for want of items.
+func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
+	start := r.in.Index()
+	var batch mvcc.Batch
+	defer func() {
+		if batch == nil {
+			return
+		}
+		if cerr := batch.Close(); err == nil && cerr != nil {
+			err = fmt.Errorf("closing a batch: %w", cerr)
+		}
+	}()
+	bytes := 0
+	for {
+		r.in.silentAhead()
+		if err := r.orderOwn(); err != nil {
+			return false, err
+		}
+		it, entries, err := r.in.Next()
+		if err != nil {
+			return false, err
+		}
+		if it == nil {
+			break
+		}
+		// An item that has to read create revisions from the engine needs what this batch holds
+		// to be visible first.
+		if again = bytes >= r.lim.ApplyBytesMax || (batch != nil && resolves(entries)); again {
+			break
+		}
+		if batch == nil {
+			batch = r.cfg.Engine.NewBatch()
+		}
+		n, err := r.applyItem(h, batch, it, entries)
+		if err != nil {
+			return false, err
+		}
+		bytes += n
+		r.in.Applied(it)
+		r.pos.Item, r.pos.Upto, r.pos.UptoTerm, r.pos.Cut = it.N, it.Upto, it.UptoTerm, it.Cut
+		r.pos.Revision, r.pos.Cum, r.pos.Fence = it.Base+mvcc.Revision(it.Count), it.Cum, max(r.pos.Fence, it.Fence)
+	}
+	if r.in.Index() == start {
+		return false, nil
+	}
+	r.pos.Index, r.pos.Term, r.pos.Sealed = r.in.index, r.in.term, r.in.sealed
+	if batch == nil {
+		batch = r.cfg.Engine.NewBatch()
+	}
+	if err := r.writePosition(batch); err != nil {
+		return false, err
+	}
+	r.applied(bytes)
+	return again, nil
+}
+
+// applied follows a batch that has become visible: the overlay gives up what is in the engine
+// now, clients are answered, readers woken.
+func (r *Replica) applied(bytes int) {
+	r.keep.applied(r.pos.Index, bytes)
+	r.ov.prune(r.pos.Index)
+	r.v = max(r.v, r.pos.Revision)
+	r.through = max(r.through, r.pos.Cut)
+	r.raiseFence(r.pos.Fence)
+	_, passed := r.inflight.take(r.pos.Index + 1)
+	for _, p := range passed { // silent entries of another term took their places
+		r.answerAll(p, regionpb.Unknown)
+	}
+	r.publishApplied()
+	if f := r.cfg.Observer.Position; f != nil {
+		f(&r.pos)
+	}
+	for i := range r.replies {
+		r.replies[i].send()
+		r.replies[i] = answer{}
+	}
+	r.replies = r.replies[:0]
+}
+
+// writePosition puts the position into batch and commits it.
+func (r *Replica) writePosition(batch mvcc.Batch) error {
+	if r.cfg.Meta != nil {
+		r.pos.Meta = r.cfg.Meta.AppendState(nil)
+	}
+	r.posBytes = r.pos.Append(r.posBytes[:0])
+	if err := batch.SetPosition(uint64(r.id), r.posBytes); err != nil {
+		return fmt.Errorf("writing the position: %w", err)
+	}
+	if err := batch.Commit(); err != nil {
+		return fmt.Errorf("applying: %w", err)
+	}
+	return nil
+}
+
+func resolves(entries []entryInfo) bool {
+	for i := range entries {
+		if entries[i].resolves {
+			return true
+		}
+	}
+	return false
+}
+
+// applyItem numbers the entries of an item and puts their effects into the batch (O3). It
+// returns their size.
+func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item, entries []entryInfo) (int, error) {
+	clear(r.creates)
+	if resolves(entries) && r.creates == nil {
+		r.creates = map[string]mvcc.Revision{}
+	}
+	track := resolves(entries)
+	rev, bytes := it.Base, 0
+	for i := range entries {
+		info := &entries[i]
+		p, passed := r.inflight.take(info.index)
+		for _, q := range passed {
+			r.answerAll(q, regionpb.Unknown)
+		}
+		if p != nil && p.term != info.term {
+			r.answerAll(p, regionpb.Unknown)
+			p = nil
+		}
+		if info.silent {
+			continue
+		}
+		bytes += info.size
+		data, err := r.payload(h, info)
+		if err != nil {
+			return 0, err
+		}
+		if info.meta {
+			payload, _ := regionpb.DecodeMeta(data)
+			if r.cfg.Meta == nil {
+				return 0, fmt.Errorf("%w: entry %d is of a single-group store", ErrDiverged, info.index)
+			}
+			r.cfg.Meta.ApplyMeta(info.index, info.term, payload)
+			if p != nil {
+				r.replies = append(r.replies, answer{meta: p.meta})
+			}
+			continue
+		}
+		if err := regionpb.DecodeEntry(data, &r.entry); err != nil {
+			return 0, fmt.Errorf("entry %d: %w", info.index, err)
+		}
+		void := info.void || (info.fence < it.Fence && !r.cfg.Mutants.NoFence)
+		if f := r.cfg.Observer.Applied; f != nil {
+			f(info.index, info.term, it, &r.entry, rev, void)
+		}
+		r.mu.Lock()
+		if void {
+			r.mu.stats.Void += uint64(len(r.entry.Commands))
+		} else {
+			r.mu.stats.Applied += uint64(len(r.entry.Commands))
+		}
+		r.mu.Unlock()
+		if void {
+			if p != nil {
+				r.answerAll(p, regionpb.VoidByFence)
+			}
+			continue
+		}
+		if p != nil && len(p.cmds) != len(r.entry.Commands) {
+			return 0, fmt.Errorf("%w: entry %d has %d commands, %d were proposed", ErrDiverged, info.index, len(r.entry.Commands), len(p.cmds))
+		}
+		for c := range r.entry.Commands {
+			if p != nil {
+				r.replies = append(r.replies, p.cmds[c].settle(rev))
+			}
+			effects := r.entry.Commands[c].Effects
+			if len(effects) == 0 {
+				continue
+			}
+			rev++
+			if err := r.putEffects(batch, effects, rev, track); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if rev != it.Base+mvcc.Revision(it.Count) {
+		return 0, fmt.Errorf("%w: item %d gives %d revisions, its entries took %d", ErrDiverged, it.N, it.Count, rev-it.Base)
+	}
+	return bytes, nil
+}
+
+// putEffects writes one command's effects as the events of rev.
+func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, rev mvcc.Revision, track bool) error {
+	for i := range effects {
+		f := &effects[i]
+		v := mvcc.Version{Key: f.Key, Mod: rev, Sub: int64(i)}
+		if !f.Delete {
+			v.Version, v.Lease, v.Value = f.Version, f.Lease, f.Value
+			switch f.CreateKind {
+			case regionpb.CreateNew:
+				v.Create = rev
+			case regionpb.CreateKnown:
+				v.Create = f.Create
+			case regionpb.CreateResolve:
+				create, err := r.resolveCreate(f)
+				if err != nil {
+					return err
+				}
+				v.Create = create
+			}
+			if track {
+				r.creates[string(f.Key)] = v.Create
+			}
+		}
+		if err := batch.Put(&v); err != nil {
+			return fmt.Errorf("applying revision %d: %w", rev, err)
+		}
+	}
+	return nil
+}
+
+// resolveCreate finds the create revision of a key whose creator was pending at evaluation: it is
+// the newest version's, in this item or in the engine (C-5).
+func (r *Replica) resolveCreate(f *regionpb.Effect) (mvcc.Revision, error) {
+	if c, ok := r.creates[string(f.Key)]; ok {
+		return c, nil
+	}
+	v, ok, err := r.cfg.Engine.Get(f.Key, mvcc.Latest)
+	if err != nil {
+		return 0, fmt.Errorf("resolving a create revision: %w", err)
+	}
+	if !ok || v.Version != f.Version-1 {
+		return 0, fmt.Errorf("%w: version %d of key %q follows version %d", ErrDiverged, f.Version, f.Key, v.Version)
+	}
+	return v.Create, nil
+}
+
+// payload returns an entry's payload, from the log if the window did not keep it.
+func (r *Replica) payload(h raftstore.Handle, info *entryInfo) ([]byte, error) {
+	if info.data != nil {
+		return info.data, nil
+	}
+	entries, err := h.Entries(info.index, info.index+1, 1)
+	if err != nil {
+		return nil, fmt.Errorf("reading entry %d: %w", info.index, err)
+	}
+	if len(entries) != 1 || entries[0].GetTerm() != info.term {
+		return nil, fmt.Errorf("%w: the log changed under entry %d", ErrDiverged, info.index)
+	}
+	return entries[0].GetData(), nil
+}
+
+func (r *Replica) answerAll(p *proposal, code regionpb.Code) {
+	err := regionpb.ErrorOf(code)
+	for _, c := range p.cmds {
+		r.replies = append(r.replies, answer{cmd: c, err: err})
+	}
+	if p.meta != nil {
+		r.replies = append(r.replies, answer{meta: p.meta, err: err})
+	}
+}

@@ -1,0 +1,355 @@
+package region
+
+import (
+	"bytes"
+	"math"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc"
+	"braid/region/regionpb"
+)
+
+// command is one evaluated request: what it does, and the answer that waits for its revision.
+type command struct {
+	reply func(*pb.TxnResponse, error)
+	num   number // its own revision, given at apply when it has effects
+	tmpl  template
+	// fault is the answer instead of the template: an error of evaluation has its place in the
+	// order too (E5).
+	fault   *regionpb.Error
+	effects []regionpb.Effect
+	bytes   int // of effects and answer, for the in-flight limit
+}
+
+// verdict is what evaluation came to.
+type verdict uint8
+
+const (
+	evaluated verdict = iota // the command has effects, an answer or a fault
+	undecided                // a compare depends on a revision that is not known yet (E4)
+	outside                  // the transaction touches keys that are not the region's
+)
+
+// evaluator runs transactions with etcd's semantics against applied state and overlay. It
+// belongs to the group's owner and is reused; begin sets what it reads.
+//
+// A transaction is run in etcd's three steps: all compares, nested ones included, on the state
+// before it; then the checks of the taken path, on the same state, in order; then execution,
+// where an operation sees the ones before it. Only the first step can be undecided and only the
+// second can refuse, so nothing is ever half executed.
+type evaluator struct {
+	r    mvcc.Reader
+	ov   *overlay
+	span mvcc.Span // the region's
+	// v is E4's V: every revision that is not known yet will be above it.
+	v mvcc.Revision
+	// floor is the compaction floor; reads of revisions below it fail.
+	floor mvcc.Revision
+
+	cmd   *command
+	path  []bool
+	nodes []*node
+	found []found
+	err   error // the engine failed
+}
+
+// begin sets what the next runs read.
+func (e *evaluator) begin(r mvcc.Reader, ov *overlay, span mvcc.Span, v, floor mvcc.Revision) {
+	e.r, e.ov, e.span, e.v, e.floor, e.err = r, ov, span, v, floor, nil
+}
+
+// run evaluates txn into cmd, whose writes go into the overlay unless the verdict is not
+// evaluated. An error is the engine's and leaves the overlay to be rolled back.
+func (e *evaluator) run(cmd *command, txn *pb.TxnRequest) (verdict, error) {
+	if !covers(e.span, txn) {
+		return outside, nil
+	}
+	e.cmd, e.path = cmd, e.path[:0]
+	decided := e.compareToPath(txn)
+	if e.err != nil {
+		return undecided, e.err
+	}
+	if !decided {
+		return undecided, nil
+	}
+	path := e.path
+	if cmd.fault = e.check(txn, &path); e.err == nil && cmd.fault == nil {
+		path = e.path
+		resp := &pb.TxnResponse{Header: &pb.ResponseHeader{}}
+		e.execute(txn, &path, resp)
+		e.stamp(&resp.Header.Revision)
+		cmd.tmpl.resp = resp
+	}
+	e.cmd = nil
+	return evaluated, e.err
+}
+
+// branch takes the next verdict of the path and returns the operations of the taken side.
+func branch(txn *pb.TxnRequest, path *[]bool) ([]*pb.RequestOp, bool) {
+	taken := (*path)[0]
+	*path = (*path)[1:]
+	if taken {
+		return txn.GetSuccess(), true
+	}
+	return txn.GetFailure(), false
+}
+
+// check looks for what makes the transaction fail as a whole: first error wins.
+func (e *evaluator) check(txn *pb.TxnRequest, path *[]bool) *regionpb.Error {
+	ops, _ := branch(txn, path)
+	for _, op := range ops {
+		var fault *regionpb.Error
+		switch r := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			fault = e.checkRange(r.RequestRange)
+		case *pb.RequestOp_RequestPut:
+			fault = e.checkPut(r.RequestPut)
+		case *pb.RequestOp_RequestTxn:
+			fault = e.check(r.RequestTxn, path)
+		}
+		if fault != nil || e.err != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// execute runs the taken side and fills in resp, whose header is the caller's business: the
+// outermost one gets a revision, nested ones stay empty as in etcd.
+func (e *evaluator) execute(txn *pb.TxnRequest, path *[]bool, resp *pb.TxnResponse) {
+	ops, taken := branch(txn, path)
+	resp.Succeeded = taken
+	if len(ops) > 0 {
+		resp.Responses = make([]*pb.ResponseOp, len(ops))
+	}
+	for i, op := range ops {
+		out := &pb.ResponseOp{}
+		switch r := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			out.Response = &pb.ResponseOp_ResponseRange{ResponseRange: e.rangeOp(r.RequestRange)}
+		case *pb.RequestOp_RequestPut:
+			out.Response = &pb.ResponseOp_ResponsePut{ResponsePut: e.put(r.RequestPut)}
+		case *pb.RequestOp_RequestDeleteRange:
+			out.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: e.deleteRange(r.RequestDeleteRange)}
+		case *pb.RequestOp_RequestTxn:
+			inner := &pb.TxnResponse{Header: &pb.ResponseHeader{}}
+			e.execute(r.RequestTxn, path, inner)
+			out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: inner}
+		}
+		if e.err != nil {
+			return
+		}
+		resp.Responses[i] = out
+	}
+}
+
+// stamp makes *dst the revision as of this moment of the transaction: its own once it has
+// changed something, the one before it until then.
+func (e *evaluator) stamp(dst *int64) {
+	if len(e.cmd.effects) > 0 {
+		e.cmd.tmpl.fix(dst, &e.cmd.num)
+	} else {
+		e.cmd.tmpl.fix(dst, nil)
+	}
+}
+
+// get returns the newest version of key as the transaction sees it; false when there is none or
+// it is deleted.
+func (e *evaluator) get(key []byte) (pending, bool) {
+	if p := e.ov.get(key); p != nil {
+		return *p, !p.tombstone()
+	}
+	v, ok, err := e.r.Get(key, mvcc.Latest)
+	if err != nil {
+		e.err = err
+		return pending{}, false
+	}
+	if !ok || v.Tombstone() {
+		return pending{}, false
+	}
+	return ofVersion(&v), true
+}
+
+func ofVersion(v *mvcc.Version) pending {
+	return pending{mod: known(v.Mod), create: known(v.Create), version: v.Version, lease: v.Lease, value: v.Value}
+}
+
+// found is a key that a range found, with the version that is seen.
+type found struct {
+	key []byte
+	pending
+}
+
+// scan appends to e.found[:0] the living keys of a range in order, at most max of them (0: all).
+// at is mvcc.Latest to see the overlay too, else a revision of applied state.
+func (e *evaluator) scan(key, end []byte, at mvcc.Revision, keysOnly bool, max int64) []found {
+	out := e.found[:0]
+	defer func() { e.found = out[:0] }()
+	s, single := spanOf(key, end)
+	if single {
+		if at == mvcc.Latest {
+			if p, ok := e.get(key); ok {
+				out = append(out, found{key, p})
+			}
+			return out
+		}
+		v, ok, err := e.r.Get(key, at)
+		if err != nil {
+			e.err = err
+		} else if ok && !v.Tombstone() {
+			out = append(out, found{key, ofVersion(&v)})
+		}
+		return out
+	}
+	if s.Empty() {
+		return out
+	}
+	e.nodes = e.nodes[:0]
+	if at == mvcc.Latest {
+		e.nodes = e.ov.span(s, e.nodes)
+	}
+	nodes := e.nodes
+	full := func() bool { return max > 0 && int64(len(out)) >= max }
+	// before adds what the overlay has below key; nil means everything that is left.
+	before := func(key []byte) {
+		for len(nodes) > 0 && (key == nil || bytes.Compare(nodes[0].key, key) < 0) && !full() {
+			if n := nodes[0]; !n.cur.tombstone() {
+				out = append(out, found{n.key, n.cur})
+			}
+			nodes = nodes[1:]
+		}
+	}
+	err := e.r.Scan(s, at, mvcc.ScanOptions{KeysOnly: keysOnly}, func(v *mvcc.Version) bool {
+		before(v.Key)
+		if full() {
+			return false
+		}
+		if len(nodes) > 0 && bytes.Equal(nodes[0].key, v.Key) {
+			return true // the overlay's version hides it, and comes by before
+		}
+		p := ofVersion(v)
+		p.value = bytes.Clone(v.Value)
+		out = append(out, found{bytes.Clone(v.Key), p})
+		return !full()
+	})
+	if err != nil {
+		e.err = err
+		return out
+	}
+	before(nil)
+	return out
+}
+
+// count returns the number of living keys of a range.
+func (e *evaluator) count(key, end []byte, at mvcc.Revision) int64 {
+	s, single := spanOf(key, end)
+	if single {
+		return int64(len(e.scan(key, end, at, true, 0)))
+	}
+	if s.Empty() {
+		return 0
+	}
+	n, err := e.r.Count(s, at)
+	if err != nil {
+		e.err = err
+		return 0
+	}
+	if at != mvcc.Latest {
+		return n
+	}
+	e.nodes = e.ov.span(s, e.nodes[:0])
+	for _, node := range e.nodes {
+		v, ok, err := e.r.Get(node.key, mvcc.Latest)
+		if err != nil {
+			e.err = err
+			return 0
+		}
+		was, is := ok && !v.Tombstone(), !node.cur.tombstone()
+		switch {
+		case is && !was:
+			n++
+		case was && !is:
+			n--
+		}
+	}
+	return n
+}
+
+// kv makes the answer's form of a version, with a place for each revision that is not known.
+func (e *evaluator) kv(key []byte, p *pending) *mvccpb.KeyValue {
+	kv := &mvccpb.KeyValue{Key: key, Value: p.value, Version: p.version, Lease: p.lease}
+	e.revision(&kv.ModRevision, p.mod)
+	e.revision(&kv.CreateRevision, p.create)
+	e.cmd.bytes += len(key) + len(p.value)
+	return kv
+}
+
+func (e *evaluator) revision(dst *int64, r revision) {
+	if v, ok := r.value(); ok {
+		*dst = int64(v)
+	} else {
+		e.cmd.tmpl.fix(dst, r.num)
+	}
+}
+
+// spanOf reads etcd's pair of key and range end: no end is one key, "\0" is "to the last key".
+func spanOf(key, end []byte) (s mvcc.Span, single bool) {
+	switch {
+	case len(end) == 0:
+		return mvcc.Span{Start: key}, true
+	case len(end) == 1 && end[0] == 0:
+		return mvcc.Span{Start: key}, false
+	}
+	return mvcc.Span{Start: key, End: end}, false
+}
+
+// ranges calls fn with every key range that txn names, on both branches, until it returns false.
+func ranges(txn *pb.TxnRequest, fn func(key, end []byte) bool) bool {
+	for _, c := range txn.GetCompare() {
+		if !fn(c.GetKey(), c.GetRangeEnd()) {
+			return false
+		}
+	}
+	return opRanges(txn.GetSuccess(), fn) && opRanges(txn.GetFailure(), fn)
+}
+
+func opRanges(ops []*pb.RequestOp, fn func(key, end []byte) bool) bool {
+	for _, op := range ops {
+		ok := true
+		switch r := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			ok = fn(r.RequestRange.GetKey(), r.RequestRange.GetRangeEnd())
+		case *pb.RequestOp_RequestPut:
+			ok = fn(r.RequestPut.GetKey(), nil)
+		case *pb.RequestOp_RequestDeleteRange:
+			ok = fn(r.RequestDeleteRange.GetKey(), r.RequestDeleteRange.GetRangeEnd())
+		case *pb.RequestOp_RequestTxn:
+			ok = ranges(r.RequestTxn, fn)
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// covers says whether the region has every key that txn may touch.
+func covers(region mvcc.Span, txn *pb.TxnRequest) bool {
+	return ranges(txn, func(key, end []byte) bool {
+		s, single := spanOf(key, end)
+		if single {
+			return region.Contains(key)
+		}
+		return region.Covers(s)
+	})
+}
+
+// limitOf is how many keys must be found to fill an answer and know that there are more.
+func limitOf(limit int64) int64 {
+	if limit > 0 && limit < math.MaxInt64 {
+		return limit + 1
+	}
+	return 0
+}

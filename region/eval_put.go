@@ -1,0 +1,59 @@
+package region
+
+import (
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/region/regionpb"
+)
+
+// checkPut refuses a put with a lease (there are none yet) and one that wants to keep a part of
+// a key that does not exist.
+func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
+	if r.GetLease() != 0 {
+		return regionpb.ErrorOf(regionpb.LeaseNotFound)
+	}
+	if r.GetIgnoreValue() || r.GetIgnoreLease() {
+		if _, ok := e.get(r.GetKey()); !ok {
+			return regionpb.ErrorOf(regionpb.KeyNotFound)
+		}
+	}
+	return nil
+}
+
+func (e *evaluator) put(r *pb.PutRequest) *pb.PutResponse {
+	resp := &pb.PutResponse{Header: &pb.ResponseHeader{}}
+	prev, exists := e.get(r.GetKey())
+	if e.err != nil {
+		return resp
+	}
+	own := revision{num: &e.cmd.num}
+	next := pending{mod: own, create: own, version: 1, lease: r.GetLease(), value: r.GetValue()}
+	effect := regionpb.Effect{Key: r.GetKey(), CreateKind: regionpb.CreateNew}
+	if exists {
+		next.version, next.create = prev.version+1, prev.create
+		effect.CreateKind = regionpb.CreateResolve
+		if create, ok := prev.create.value(); ok {
+			effect.CreateKind, effect.Create = regionpb.CreateKnown, create
+		}
+	}
+	if r.GetIgnoreValue() {
+		next.value = prev.value
+	}
+	if r.GetIgnoreLease() {
+		next.lease = prev.lease
+	}
+	effect.Version, effect.Value, effect.Lease = next.version, next.value, next.lease
+	if r.GetPrevKv() && exists {
+		resp.PrevKv = e.kv(r.GetKey(), &prev)
+	}
+	e.write(effect, next)
+	e.stamp(&resp.Header.Revision)
+	return resp
+}
+
+// write makes an effect of the command visible to what is evaluated after it.
+func (e *evaluator) write(f regionpb.Effect, p pending) {
+	e.cmd.effects = append(e.cmd.effects, f)
+	e.cmd.bytes += f.Size()
+	e.ov.put(f.Key, p)
+}

@@ -1,0 +1,82 @@
+package region
+
+// Limits bound what a replica holds. When a limit on waiting requests is reached, new ones are
+// refused with TooManyRequests; when one on what is in flight is reached, requests wait in the
+// queue.
+type Limits struct {
+	// QueueCountMax, QueueBytesMax bound requests that wait for evaluation.
+	QueueCountMax int
+	QueueBytesMax int
+	// InflightEntriesMax, InflightBytesMax bound proposed entries that are not applied yet:
+	// their encodings and the answers that wait for them.
+	InflightEntriesMax int
+	InflightBytesMax   int
+	// EntryCommandsMax, EntryBytesMax bound one entry; a command that is larger alone gets an
+	// entry of its own.
+	EntryCommandsMax int
+	EntryBytesMax    int
+	// ProposalsMax bounds the entries proposed in one call of Work.
+	ProposalsMax int
+	// SealsMax bounds the seals of one entry.
+	SealsMax int
+	// SealDelayTicks is how long an idle leader waits before it proposes an entry that only
+	// seals (B2).
+	SealDelayTicks int
+	// ApplyBytesMax is where a call of Work stops adding items to its batch. One item is never
+	// divided.
+	ApplyBytesMax int
+	// WindowBytesMax bounds the payloads kept in memory of entries that wait for their item;
+	// those beyond are read from the log again.
+	WindowBytesMax int
+	// ItemsMax bounds the items that wait for their entries; a further one is dropped, and pd's
+	// client delivers it again when the replica asks (Wanted).
+	ItemsMax int
+	// ReadBytesMax, ReadKeysMax bound one reply to a read.
+	ReadBytesMax int
+	ReadKeysMax  int
+	// LogKeepEntries are kept in the log below the durable position for followers that lag.
+	LogKeepEntries uint64
+}
+
+// DefaultLimits is for production, TinyLimits makes every limit bite in tests.
+var (
+	DefaultLimits = Limits{
+		QueueCountMax: 16 << 10, QueueBytesMax: 64 << 20,
+		InflightEntriesMax: 1 << 10, InflightBytesMax: 64 << 20,
+		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
+		ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
+		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
+		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
+		LogKeepEntries: 4 << 10,
+	}
+	TinyLimits = Limits{
+		QueueCountMax: 8, QueueBytesMax: 4 << 10,
+		InflightEntriesMax: 3, InflightBytesMax: 4 << 10,
+		EntryCommandsMax: 3, EntryBytesMax: 256,
+		ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
+		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
+		ReadBytesMax: 64, ReadKeysMax: 3,
+		LogKeepEntries: 2,
+	}
+)
+
+// withDefaults fills in zero fields.
+func (l Limits) withDefaults() Limits {
+	d := DefaultLimits
+	for _, f := range [...]struct{ v, def *int }{
+		{&l.QueueCountMax, &d.QueueCountMax}, {&l.QueueBytesMax, &d.QueueBytesMax},
+		{&l.InflightEntriesMax, &d.InflightEntriesMax}, {&l.InflightBytesMax, &d.InflightBytesMax},
+		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax},
+		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
+		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
+		{&l.ReadBytesMax, &d.ReadBytesMax}, {&l.ReadKeysMax, &d.ReadKeysMax},
+	} {
+		if *f.v == 0 {
+			*f.v = *f.def
+		}
+	}
+	if l.LogKeepEntries == 0 {
+		l.LogKeepEntries = d.LogKeepEntries
+	}
+	return l
+}

@@ -1,0 +1,240 @@
+package regionpb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+)
+
+const rpcV1 = 1
+
+// WriteRequest asks a region's leader for a transaction. Every write is one.
+type WriteRequest struct {
+	Region RegionID
+	Epoch  uint64
+	// Cut: the leader evaluates only when it is complete through it. The gateway sets it, from a
+	// fresh read point, when a range inside the transaction names a revision (C-1); else 0.
+	Cut pdpb.Cut
+	Txn *pb.TxnRequest
+}
+
+// AppendWriteRequest appends the encoding of r to b.
+func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
+	b = append(b, rpcV1)
+	b = binary.AppendUvarint(b, uint64(r.Region))
+	b = binary.AppendUvarint(b, r.Epoch)
+	b = binary.AppendUvarint(b, uint64(r.Cut))
+	return proto.MarshalOptions{}.MarshalAppend(b, r.Txn)
+}
+
+// DecodeWriteRequest reads what AppendWriteRequest wrote. The result does not alias data.
+func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
+	d := decoder{b: data}
+	d.version(rpcV1, "write request")
+	r := &WriteRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint()), Txn: &pb.TxnRequest{}}
+	if d.err != nil {
+		return nil, d.err
+	}
+	if err := proto.Unmarshal(d.b, r.Txn); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return r, nil
+}
+
+// AppendWriteResponse appends the answer to a write: resp, or err when it is not nil. An error
+// that is no *Error travels as Stopped: only errors of a region cross the network here.
+func AppendWriteResponse(b []byte, resp *pb.TxnResponse, err error) ([]byte, error) {
+	b = append(b, rpcV1)
+	if err != nil {
+		return appendError(append(b, 1), err), nil
+	}
+	return proto.MarshalOptions{}.MarshalAppend(append(b, 0), resp)
+}
+
+// DecodeWriteResponse reads what AppendWriteResponse wrote; an error of the region comes back as
+// *Error, damage as ErrCorrupt.
+func DecodeWriteResponse(data []byte) (*pb.TxnResponse, error) {
+	d := decoder{b: data}
+	d.version(rpcV1, "write response")
+	if failed := d.bool(); d.err != nil {
+		return nil, d.err
+	} else if failed {
+		return nil, d.error()
+	}
+	resp := &pb.TxnResponse{}
+	if err := proto.Unmarshal(d.b, resp); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return resp, nil
+}
+
+func appendError(b []byte, err error) []byte {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = &Error{Code: Stopped}
+	}
+	b = append(b, byte(e.Code))
+	b = binary.AppendUvarint(b, uint64(e.Leader))
+	if e.Descriptor == nil {
+		return append(b, 0)
+	}
+	return appendDescriptor(append(b, 1), e.Descriptor)
+}
+
+// error reads an Error, or says what is wrong with its bytes.
+func (d *decoder) error() error {
+	e := &Error{Code: Code(d.byte()), Leader: raftid.StoreID(d.uvarint())}
+	if e.Code == 0 || int(e.Code) >= len(codeNames) {
+		d.fail("error code")
+	}
+	if d.bool() {
+		x := d.descriptor()
+		e.Descriptor = &x
+	}
+	if err := d.done(); err != nil {
+		return err
+	}
+	return e
+}
+
+const (
+	readKeysOnly = 1 << iota
+	readCountOnly
+	readWantCount
+	readFilters
+)
+
+// AppendReadRequest appends the encoding of r to b.
+func AppendReadRequest(b []byte, r *ReadRequest) []byte {
+	b = append(b, rpcV1)
+	var flags byte
+	set := func(on bool, bit byte) {
+		if on {
+			flags |= bit
+		}
+	}
+	filters := r.MinMod != 0 || r.MaxMod != 0 || r.MinCreate != 0 || r.MaxCreate != 0
+	set(r.KeysOnly, readKeysOnly)
+	set(r.CountOnly, readCountOnly)
+	set(r.WantCount, readWantCount)
+	set(filters, readFilters)
+	b = append(b, flags)
+	b = binary.AppendUvarint(b, uint64(r.Region))
+	b = binary.AppendUvarint(b, r.Epoch)
+	b = binary.AppendUvarint(b, uint64(r.Cut))
+	b = binary.AppendUvarint(b, zig(int64(r.Rev)))
+	b = appendSpan(b, r.Span)
+	b = binary.AppendUvarint(b, zig(r.Limit))
+	b = binary.AppendUvarint(b, zig(r.MaxBytes))
+	if filters {
+		for _, v := range [...]mvcc.Revision{r.MinMod, r.MaxMod, r.MinCreate, r.MaxCreate} {
+			b = binary.AppendUvarint(b, zig(int64(v)))
+		}
+	}
+	return b
+}
+
+// DecodeReadRequest reads what AppendReadRequest wrote; its span aliases data.
+func DecodeReadRequest(data []byte) (*ReadRequest, error) {
+	d := decoder{b: data}
+	d.version(rpcV1, "read request")
+	flags := d.byte()
+	r := &ReadRequest{
+		KeysOnly: flags&readKeysOnly != 0, CountOnly: flags&readCountOnly != 0, WantCount: flags&readWantCount != 0,
+		Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint()), Rev: mvcc.Revision(d.varint()),
+		Span: d.span(), Limit: d.varint(), MaxBytes: d.varint(),
+	}
+	if flags&readFilters != 0 {
+		for _, v := range [...]*mvcc.Revision{&r.MinMod, &r.MaxMod, &r.MinCreate, &r.MaxCreate} {
+			*v = mvcc.Revision(d.varint())
+		}
+	}
+	if err := d.done(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+const (
+	respMore = 1 << iota
+	respLimitHit
+)
+
+// ReadResponseSize bounds the encoding of r from above.
+func ReadResponseSize(r *ReadResponse) int {
+	n := 64 + len(r.Resume)
+	for _, kv := range r.KVs {
+		n += len(kv.Key) + len(kv.Value) + 50
+	}
+	return n
+}
+
+// AppendReadResponse appends the answer to a read: r, or err when it is not nil.
+func AppendReadResponse(b []byte, r *ReadResponse, err error) []byte {
+	b = append(b, rpcV1)
+	if err != nil {
+		return appendError(append(b, 1), err)
+	}
+	var flags byte
+	if r.More {
+		flags |= respMore
+	}
+	if r.LimitHit {
+		flags |= respLimitHit
+	}
+	b = append(b, 0, flags)
+	b = binary.AppendUvarint(b, uint64(r.Rev))
+	b = binary.AppendUvarint(b, uint64(r.Now))
+	b = binary.AppendUvarint(b, uint64(r.Count))
+	b = appendBytes(b, r.Resume)
+	b = binary.AppendUvarint(b, uint64(len(r.KVs)))
+	for _, kv := range r.KVs {
+		b = appendBytes(b, kv.Key)
+		b = appendBytes(b, kv.Value)
+		b = binary.AppendUvarint(b, uint64(kv.CreateRevision))
+		b = binary.AppendUvarint(b, uint64(kv.ModRevision))
+		b = binary.AppendUvarint(b, uint64(kv.Version))
+		b = binary.AppendUvarint(b, zig(kv.Lease))
+	}
+	return b
+}
+
+// DecodeReadResponse reads what AppendReadResponse wrote; keys and values alias data. An error
+// of the region comes back as *Error, damage as ErrCorrupt.
+func DecodeReadResponse(data []byte) (*ReadResponse, error) {
+	d := decoder{b: data}
+	d.version(rpcV1, "read response")
+	if failed := d.bool(); d.err != nil {
+		return nil, d.err
+	} else if failed {
+		return nil, d.error()
+	}
+	flags := d.byte()
+	r := &ReadResponse{
+		More: flags&respMore != 0, LimitHit: flags&respLimitHit != 0,
+		Rev: mvcc.Revision(d.uvarint()), Now: mvcc.Revision(d.uvarint()), Count: int64(d.uvarint()), Resume: d.bytes(),
+	}
+	if n := d.count(6); n > 0 {
+		block := make([]mvccpb.KeyValue, n)
+		r.KVs = make([]*mvccpb.KeyValue, n)
+		for i := range block {
+			kv := &block[i]
+			kv.Key, kv.Value = d.bytes(), d.bytes()
+			kv.CreateRevision, kv.ModRevision, kv.Version = int64(d.uvarint()), int64(d.uvarint()), int64(d.uvarint())
+			kv.Lease = d.varint()
+			r.KVs[i] = kv
+		}
+	}
+	if err := d.done(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
