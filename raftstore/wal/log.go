@@ -220,7 +220,7 @@ func (l *Log) allGroups() []*GroupLog {
 	return out
 }
 
-// Destroyed returns the replicas of a group that left a tombstone, in the order of their end.
+// Destroyed returns the replicas of a group that left a tombstone, in order of id.
 func (l *Log) Destroyed(id raftid.GroupID) []raftid.ReplicaID {
 	g := l.Group(id)
 	g.mu.Lock()

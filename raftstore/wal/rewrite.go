@@ -283,10 +283,11 @@ func (m *rewrite) written(g *GroupLog, seg uint32, base uint64, spans []span, ol
 	return live
 }
 
-// tombsOf returns a group's destroyed replicas. Called with mu held.
+// tombsOf returns a group's destroyed replicas in order of id. Called with mu held.
 func tombsOf(g *GroupLog) (out []raftid.ReplicaID) {
 	for _, t := range g.tombs {
 		out = append(out, t.replica)
 	}
+	slices.Sort(out)
 	return out
 }
