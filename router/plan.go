@@ -161,18 +161,21 @@ func spans(dst []mvcc.Span, req *pb.TxnRequest) []mvcc.Span {
 	return dst
 }
 
-// innerRevision returns the highest revision that a range of a transaction names, 0 if none.
-func innerRevision(req *pb.TxnRequest) int64 {
-	var rev int64
+// namesRevision says whether a range of a transaction names a revision.
+func namesRevision(req *pb.TxnRequest) bool {
 	for _, branch := range [...][]*pb.RequestOp{req.Success, req.Failure} {
 		for _, op := range branch {
 			switch o := op.Request.(type) {
 			case *pb.RequestOp_RequestRange:
-				rev = max(rev, o.RequestRange.Revision)
+				if o.RequestRange.Revision != 0 {
+					return true
+				}
 			case *pb.RequestOp_RequestTxn:
-				rev = max(rev, innerRevision(o.RequestTxn))
+				if namesRevision(o.RequestTxn) {
+					return true
+				}
 			}
 		}
 	}
-	return rev
+	return false
 }

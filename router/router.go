@@ -70,8 +70,9 @@ type Oracle interface {
 // Stores reaches regions, on this node or on others. Errors are *regionpb.Error, wrap ErrNotSent,
 // or are those of ctx; anything else means that the request was sent and no answer came.
 type Stores interface {
-	// Write hands a transaction to the region's leader. All its keys lie in the region.
-	Write(ctx context.Context, region pdpb.Descriptor, req *pb.TxnRequest) (*pb.TxnResponse, error)
+	// Write hands a transaction to the region's leader. All its keys lie in the region. The
+	// request may be kept after ctx has ended.
+	Write(ctx context.Context, region pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error)
 	// Read reads on the nearest replica, local ones first.
 	Read(ctx context.Context, region pdpb.Descriptor, req *regionpb.ReadRequest) (*regionpb.ReadResponse, error)
 	// Hash opens streams that together give the hash records of all the regions, each record
@@ -172,7 +173,8 @@ func codeOf(err error) regionpb.Code {
 // it is tried again. Overload is not in the list: repeating would add to it.
 func notExecuted(err error) bool {
 	switch codeOf(err) {
-	case regionpb.NotLeader, regionpb.EpochMismatch, regionpb.RegionNotFound, regionpb.VoidByFence:
+	case regionpb.NotLeader, regionpb.EpochMismatch, regionpb.RegionNotFound, regionpb.VoidByFence,
+		regionpb.Stopped: // the store that led; another one will
 		return true
 	case 0:
 		return errors.Is(err, ErrNotSent) || errors.Is(err, ErrNoRegion)
@@ -185,7 +187,7 @@ func notExecuted(err error) bool {
 func readAgain(err error) bool {
 	switch codeOf(err) {
 	case regionpb.NotLeader, regionpb.EpochMismatch, regionpb.RegionNotFound, regionpb.VoidByFence,
-		regionpb.NotComplete, regionpb.Unknown:
+		regionpb.NotComplete, regionpb.Unknown, regionpb.Stopped:
 		return true
 	case 0:
 		for _, final := range [...]error{context.Canceled, context.DeadlineExceeded, errRaced, errImpatient, errInvalid} {

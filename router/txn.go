@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -18,7 +19,7 @@ func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, 
 	if onlyReads(req) {
 		resp, err = r.readTxn(rctx, req)
 	} else {
-		resp, err = r.write(rctx, req)
+		resp, err = r.writeTxn(rctx, req)
 	}
 	if err != nil {
 		return nil, settle(ctx, err)
@@ -26,8 +27,9 @@ func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, 
 	return resp, nil
 }
 
-// putTxn is a transaction of one put in one allocation.
-type putTxn struct {
+// putWrite is the write of one put in one allocation.
+type putWrite struct {
+	req  regionpb.WriteRequest
 	txn  pb.TxnRequest
 	op   pb.RequestOp
 	put  pb.RequestOp_RequestPut
@@ -38,16 +40,20 @@ type putTxn struct {
 func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
-	t := &putTxn{}
-	t.put.RequestPut = req
-	t.op.Request = &t.put
-	t.list[0] = &t.op
-	t.txn.Success = t.list[:]
-	tresp, err := r.write(rctx, &t.txn)
+	w := &putWrite{}
+	w.put.RequestPut = req
+	w.op.Request = &w.put
+	w.list[0] = &w.op
+	w.txn.Success = w.list[:]
+	w.req.Txn = &w.txn
+	tresp, err := r.propose(rctx, &w.req)
 	if err != nil {
 		return nil, settle(ctx, err)
 	}
-	resp := tresp.Responses[0].GetResponsePut()
+	resp := only(tresp).GetResponsePut()
+	if resp == nil {
+		return nil, fmt.Errorf("%w: a put was answered by something else", errInvalid)
+	}
 	resp.Header = tresp.Header
 	return resp, nil
 }
@@ -57,60 +63,70 @@ func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, 
 func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
-	tresp, err := r.write(rctx, &pb.TxnRequest{Success: []*pb.RequestOp{
+	tresp, err := r.propose(rctx, &regionpb.WriteRequest{Txn: &pb.TxnRequest{Success: []*pb.RequestOp{
 		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: req}},
-	}})
+	}}})
 	if err != nil {
 		return nil, settle(ctx, err)
 	}
-	resp := tresp.Responses[0].GetResponseDeleteRange()
+	resp := only(tresp).GetResponseDeleteRange()
+	if resp == nil {
+		return nil, fmt.Errorf("%w: a range deletion was answered by something else", errInvalid)
+	}
 	resp.Header = tresp.Header
 	return resp, nil
 }
 
-// write hands a transaction to the leader of its region, again and again as long as the answer
-// says that it was not executed and the request's time lasts.
-func (r *Router) write(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	for b := r.backoff(); ; {
-		resp, err := r.writeOnce(ctx, req)
-		if err == nil {
-			return resp, nil
-		}
-		if !notExecuted(err) && !r.early(ctx, req, err) {
+// only returns the one response of a transaction of one operation, nil if it is not one.
+func only(resp *pb.TxnResponse) *pb.ResponseOp {
+	if len(resp.Responses) != 1 {
+		return nil
+	}
+	return resp.Responses[0]
+}
+
+// writeTxn executes a transaction that may write. One that reads at a revision in between needs a
+// leader that knows of every revision the client can know of (C-1).
+func (r *Router) writeTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	w := &regionpb.WriteRequest{Txn: req}
+	if namesRevision(req) {
+		p, err := r.readPoint(ctx)
+		if err != nil {
 			return nil, err
+		}
+		w.Cut = p.cut
+	}
+	return r.propose(ctx, w)
+}
+
+// propose hands a write to the leader of its region, again and again as long as the answer says
+// that it was not executed and the request's time lasts.
+func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	for b := r.backoff(); ; {
+		resp, err := r.proposeOnce(ctx, w)
+		if err == nil || !notExecuted(err) {
+			return resp, err
 		}
 		if werr := b.wait(ctx); werr != nil {
 			return nil, werr
 		}
+		// What was handed over may still be in somebody's hands.
+		next := *w
+		w = &next
 	}
 }
 
-func (r *Router) writeOnce(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	d, err := place(r.oracle.Regions(), req)
+func (r *Router) proposeOnce(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	d, err := place(r.oracle.Regions(), w.Txn)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := r.stores.Write(ctx, *d, req)
+	w.Region, w.Epoch = d.ID, d.Epoch
+	resp, err := r.stores.Write(ctx, *d, w)
 	if err != nil {
 		return nil, unknown(err)
 	}
 	return resp, nil
-}
-
-// early says whether a transaction was refused only because its region had not yet heard of a
-// revision that other regions have reached already (C-1). Such a refusal leaves no trace, so the
-// transaction is tried again. When one of its revisions is beyond the whole store, the refusal
-// stands.
-func (r *Router) early(ctx context.Context, req *pb.TxnRequest, err error) bool {
-	if codeOf(err) != regionpb.FutureRevision {
-		return false
-	}
-	rev := innerRevision(req)
-	if rev <= 0 {
-		return false
-	}
-	p, err := r.readPoint(ctx)
-	return err == nil && rev <= int64(p.rev)
 }
 
 // readTxn evaluates a transaction that cannot write at one read point.
