@@ -80,18 +80,19 @@ func (m *Machine) Apply(data []byte) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	switch {
-	case e.Bootstrap != nil:
+	return m.apply(e), nil
+}
+
+func (m *Machine) apply(e *Entry) Result {
+	if e.Bootstrap != nil {
 		ok := m.bootstrap(e.Bootstrap)
-		return Result{Bootstrap: &ok}, nil
-	case e.Cut != nil:
-		res := m.core.Apply(e.Cut)
-		for i := range e.Cut.Events {
-			m.event(&e.Cut.Events[i], &res.Events[i])
-		}
-		return Result{Cut: &res}, nil
+		return Result{Bootstrap: &ok}
 	}
-	return Result{}, fmt.Errorf("%w: empty entry", pdpb.ErrCorrupt)
+	res := m.core.Apply(e.Cut)
+	for i := range e.Cut.Events {
+		m.event(&e.Cut.Events[i], &res.Events[i])
+	}
+	return Result{Cut: &res}
 }
 
 // bootstrap creates the cluster, once. What a Bootstrap says was checked before it was proposed

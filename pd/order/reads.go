@@ -43,6 +43,14 @@ func (r *Reads[T]) Start() (context []byte, ok bool) {
 	return binary.BigEndian.AppendUint64(nil, r.round), true
 }
 
+// InFlight returns the context of the confirmation in flight.
+func (r *Reads[T]) InFlight() (context []byte, ok bool) {
+	if len(r.confirming) == 0 {
+		return nil, false
+	}
+	return binary.BigEndian.AppendUint64(nil, r.round), true
+}
+
 // Confirmed takes raft's answer: the state applied through index is a read point for the
 // requests of that confirmation. Answers to an earlier one are ignored.
 func (r *Reads[T]) Confirmed(context []byte, index uint64) {

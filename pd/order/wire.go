@@ -20,14 +20,15 @@ const (
 	MethodSubscribe                   // changes of a store's stream, to any member
 	MethodMark                        // "send a mark once you are at this cut", to any member
 	MethodDirectory                   // the directory, from any member
+	MethodForward                     // one of the first three, by way of a member that reaches the leader (S5)
 )
 
 // Methods lists all of them, for registration at the transport.
-var Methods = []Method{MethodReports, MethodReadPoint, MethodPropose, MethodSubscribe, MethodMark, MethodDirectory}
+var Methods = []Method{MethodReports, MethodReadPoint, MethodPropose, MethodSubscribe, MethodMark, MethodDirectory, MethodForward}
 
 func (m Method) String() string {
-	if m >= MethodReports && m <= MethodDirectory {
-		return [...]string{"reports", "read-point", "propose", "subscribe", "mark", "directory"}[m-1]
+	if m >= MethodReports && m <= MethodForward {
+		return [...]string{"reports", "read-point", "propose", "subscribe", "mark", "directory", "forward"}[m-1]
 	}
 	return fmt.Sprintf("method(%d)", uint8(m))
 }
@@ -207,6 +208,21 @@ func DecodeMarkRequest(b []byte) (session uint64, cut pdpb.Cut, err error) {
 	d.Version(wireVersion)
 	session, cut = d.Uvarint(), pdpb.Cut(d.Uvarint())
 	return session, cut, d.Done()
+}
+
+// AppendForward wraps a request for MethodForward. Its reply is the reply to the inner method.
+func AppendForward(b []byte, m Method, payload []byte) []byte {
+	return append(append(b, wireVersion, byte(m)), payload...)
+}
+
+// DecodeForward unwraps a request; only requests to the leader are forwarded.
+func DecodeForward(b []byte) (m Method, payload []byte, err error) {
+	d := pdpb.NewDec(b)
+	d.Version(wireVersion)
+	if m = Method(d.Byte()); d.Err() == nil && m != MethodReports && m != MethodReadPoint && m != MethodPropose {
+		d.Fail("forward of %v", m)
+	}
+	return m, d.Rest(), d.Err()
 }
 
 // Reply is the answer to any method: an error or what was asked for, and what the member knows
