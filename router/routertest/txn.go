@@ -39,6 +39,13 @@ func (s *Store) write(req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return resp, nil
 }
 
+// Txn executes a transaction on the whole store, as if it had one region.
+func (s *Store) Txn(req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.write(req)
+}
+
 // txn is a transaction in progress: its changes have revision begin+1.
 type txn struct {
 	s      *Store
