@@ -62,20 +62,18 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 	if err := r.writePosition(batch); err != nil {
 		return false, err
 	}
-	r.applied(bytes)
+	r.applied()
 	return again, nil
 }
 
 // applied follows a batch that has become visible: the overlay gives up what is in the engine
 // now, clients are answered, readers woken.
-func (r *Replica) applied(bytes int) {
-	r.keep.applied(r.pos.Index, bytes)
+func (r *Replica) applied() {
 	r.ov.prune(r.pos.Index)
 	r.v = max(r.v, r.pos.Revision)
 	r.through = max(r.through, r.pos.Cut)
 	r.raiseFence(r.pos.Fence)
-	_, passed := r.inflight.take(r.pos.Index + 1)
-	for _, p := range passed { // silent entries of another term took their places
+	for _, p := range r.inflight.below(r.pos.Index + 1) { // silent entries of another term took their places
 		r.answerAll(p, regionpb.Unknown)
 	}
 	r.publishApplied()

@@ -159,7 +159,10 @@ func (e *evaluator) stamp(dst *int64) {
 // it is deleted.
 func (e *evaluator) get(key []byte) (pending, bool) {
 	if p := e.ov.get(key); p != nil {
-		return *p, !p.tombstone()
+		if p.tombstone() {
+			return pending{}, false
+		}
+		return *p, true
 	}
 	v, ok, err := e.r.Get(key, mvcc.Latest)
 	if err != nil {

@@ -76,6 +76,10 @@ func (r *Replica) Tick() {
 	}
 }
 
+// truncateStep is how many entries must have become durable for a truncation to be worth waking
+// the group.
+const truncateStep = 1024
+
 // DurableAt tells that the engine holds position durably (D6): the log below it may go.
 func (r *Replica) DurableAt(position []byte) error {
 	p, err := regionpb.DecodePosition(position)
@@ -83,7 +87,7 @@ func (r *Replica) DurableAt(position []byte) error {
 		return err
 	}
 	r.mu.Lock()
-	worth := p.Index > r.mu.durable+r.lim.LogKeepEntries
+	worth := p.Index > r.mu.durable+truncateStep
 	r.mu.durable = max(r.mu.durable, p.Index)
 	stopped := r.mu.stopped
 	r.mu.Unlock()

@@ -41,18 +41,26 @@ func (f *inflight) push(p *proposal) {
 	f.bytes += p.bytes
 }
 
-// take removes and returns the proposal at index; those below it, whose index was passed, are
-// returned too: another entry was applied in their place.
+// take removes and returns the proposal at index, and those below it: another entry was applied
+// in their place.
 func (f *inflight) take(index uint64) (at *proposal, passed []*proposal) {
+	passed = f.below(index)
+	if len(f.list) > 0 && f.list[0].index == index {
+		at = f.list[0]
+		f.bytes -= at.bytes
+		f.list[0] = nil
+		f.list = f.list[1:]
+	}
+	return at, passed
+}
+
+// below removes and returns the proposals below index.
+func (f *inflight) below(index uint64) []*proposal {
 	n := 0
 	for n < len(f.list) && f.list[n].index < index {
 		n++
 	}
-	passed = f.remove(0, n)
-	if len(f.list) > 0 && f.list[0].index == index {
-		at = f.remove(0, 1)[0]
-	}
-	return at, passed
+	return f.remove(0, n)
 }
 
 // replaced removes and returns the proposals whose entries the log lost because e was put at its

@@ -34,8 +34,6 @@ type Limits struct {
 	// ReadBytesMax, ReadKeysMax bound one reply to a read.
 	ReadBytesMax int
 	ReadKeysMax  int
-	// LogKeepEntries are kept in the log below the durable position for followers that lag.
-	LogKeepEntries uint64
 }
 
 // DefaultLimits is for production, TinyLimits makes every limit bite in tests.
@@ -47,7 +45,6 @@ var (
 		ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
 		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
-		LogKeepEntries: 4 << 10,
 	}
 	TinyLimits = Limits{
 		QueueCountMax: 8, QueueBytesMax: 4 << 10,
@@ -56,7 +53,6 @@ var (
 		ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
 		ReadBytesMax: 64, ReadKeysMax: 3,
-		LogKeepEntries: 2,
 	}
 )
 
@@ -74,9 +70,6 @@ func (l Limits) withDefaults() Limits {
 		if *f.v == 0 {
 			*f.v = *f.def
 		}
-	}
-	if l.LogKeepEntries == 0 {
-		l.LogKeepEntries = d.LogKeepEntries
 	}
 	return l
 }

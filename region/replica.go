@@ -41,12 +41,12 @@ type Replica struct {
 	idle     int    // ticks without a proposal
 	held     *heldProposal
 
-	entry    regionpb.Entry // reused by apply
-	creates  map[string]mvcc.Revision
-	replies  []answer
-	keep     keepTail
-	readIdx  readIndexer
-	posBytes []byte
+	entry     regionpb.Entry // reused by apply
+	creates   map[string]mvcc.Revision
+	replies   []answer
+	truncated uint64
+	readIdx   readIndexer
+	posBytes  []byte
 
 	mu shared
 }
@@ -121,7 +121,6 @@ func (r *Replica) adopt(p Position) error {
 	r.through = max(r.through, p.Cut)
 	r.floor = max(r.floor, p.Floor)
 	r.fence = max(r.fence, p.Fence)
-	r.keep.reset(p.Index)
 	if r.cfg.Meta != nil {
 		if err := r.cfg.Meta.LoadState(p.Meta, &p); err != nil {
 			return fmt.Errorf("region %d: state of the placement machine: %w", r.id, err)
@@ -304,69 +303,17 @@ func (r *Replica) fail(err error) {
 	r.cfg.Fatal(fmt.Errorf("region %d at %s: %w", r.id, &r.pos, err))
 }
 
-// truncate lets the log forget what the engine holds durably (D6), except a tail for followers
-// that lag.
+// truncate lets the log forget what the engine holds durably (D6). What followers still need is
+// the log's business.
 func (r *Replica) truncate(h raftstore.Handle, durable uint64) {
 	if r.cfg.Mutants.TruncApplied {
 		durable = r.in.Index()
 	}
-	to := min(durable, r.keep.from(r.in.Index(), r.lim.LogKeepEntries))
-	if to > r.keep.truncated && to >= h.FirstIndex() {
-		r.keep.truncated = to
+	// An item may have proved a commit of which raft has not heard yet.
+	if to := min(durable, h.Committed()); to > r.truncated && to >= h.FirstIndex() {
+		r.truncated = to
 		h.Truncate(to)
 	}
-}
-
-// keepTail knows the sizes of the log's applied tail, so that what is kept for followers is
-// bounded in bytes as well as in entries.
-type keepTail struct {
-	truncated uint64
-	base      uint64 // entries through here are not worth keeping
-	steps     []keepStep
-	bytes     int
-}
-
-type keepStep struct {
-	index uint64 // applied through here
-	bytes int
-}
-
-// logKeepBytesMax bounds the applied entries that stay in the log for followers.
-const logKeepBytesMax = 16 << 20
-
-func (k *keepTail) reset(index uint64) { *k = keepTail{truncated: k.truncated, base: index} }
-
-func (k *keepTail) applied(index uint64, bytes int) {
-	k.steps = append(k.steps, keepStep{index, bytes})
-	k.bytes += bytes
-	i := 0
-	for ; i < len(k.steps)-1 && k.bytes > logKeepBytesMax; i++ {
-		k.base = k.steps[i].index
-		k.bytes -= k.steps[i].bytes
-	}
-	if i > 0 {
-		k.steps = k.steps[:copy(k.steps, k.steps[i:])]
-	}
-	if len(k.steps) > 2048 { // halve the resolution instead of growing
-		n := 0
-		for j := 0; j+1 < len(k.steps); j += 2 {
-			k.steps[n] = keepStep{k.steps[j+1].index, k.steps[j].bytes + k.steps[j+1].bytes}
-			n++
-		}
-		if len(k.steps)%2 == 1 {
-			k.steps[n] = k.steps[len(k.steps)-1]
-			n++
-		}
-		k.steps = k.steps[:n]
-	}
-}
-
-// from is the index through which the log may be cut, as far as followers go.
-func (k *keepTail) from(applied, entries uint64) uint64 {
-	if applied > entries && applied-entries > k.base {
-		return applied - entries
-	}
-	return k.base
 }
 
 var _ raftstore.StateMachine = (*Replica)(nil)
