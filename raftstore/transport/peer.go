@@ -1,0 +1,301 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"braid/raftstore/raftid"
+)
+
+// The stream window lets a message of frames travel without waiting for the receiver; the
+// connection's is wider, so that one stream cannot fill it.
+const (
+	streamWindowBytes = 4 << 20
+	connWindowBytes   = 8 << 20
+)
+
+// peer is another store: where it is, what is to be sent to it, and whether it lives.
+type peer struct {
+	t      *Transport
+	id     raftid.StoreID
+	addrs  []address
+	frames *sendQueue
+	calls  *callQueue
+
+	alive atomic.Bool
+	life  struct {
+		sync.Mutex
+		deadline    time.Time // silence after it means down
+		incarnation uint64    // zero before the first handshake
+	}
+}
+
+type address struct {
+	target string
+	secure bool
+}
+
+func newPeer(t *Transport, id raftid.StoreID, urls []string) (*peer, error) {
+	p := &peer{t: t, id: id, frames: newSendQueue(t.cfg.QueueBytes), calls: newCallQueue(t.cfg.CallBytes)}
+	for _, u := range urls {
+		a, err := parseAddress(u)
+		if err == nil && a.secure && t.cfg.TLS == nil {
+			err = errors.New("no TLS configuration for peers")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("transport: peer URL %q of store %s: %w", u, id, err)
+		}
+		p.addrs = append(p.addrs, a)
+	}
+	if len(p.addrs) == 0 {
+		return nil, fmt.Errorf("transport: store %s has no peer URL", id)
+	}
+	return p, nil
+}
+
+// parseAddress understands etcd's peer URLs.
+func parseAddress(s string) (address, error) {
+	u, err := url.Parse(s)
+	if err != nil {
+		return address{}, err
+	}
+	switch u.Scheme {
+	case "http", "https":
+		if u.Host == "" {
+			return address{}, errors.New("no host")
+		}
+		return address{target: "passthrough:///" + u.Host, secure: u.Scheme == "https"}, nil
+	case "unix", "unixs":
+		if u.Host+u.Path == "" {
+			return address{}, errors.New("no path")
+		}
+		return address{target: "unix:" + u.Host + u.Path, secure: u.Scheme == "unixs"}, nil
+	}
+	return address{}, fmt.Errorf("unknown scheme %q", u.Scheme)
+}
+
+// met notes a handshake: another incarnation is another process, so what the last one knew is
+// gone.
+func (p *peer) met(incarnation uint64) {
+	p.life.Lock()
+	restarted := p.life.incarnation != 0 && p.life.incarnation != incarnation && p.alive.Load()
+	p.life.incarnation = incarnation
+	p.life.Unlock()
+	if restarted {
+		p.t.notifyDown(p.id)
+	}
+	p.heard()
+}
+
+// heard notes a sign of life.
+func (p *peer) heard() {
+	p.life.Lock()
+	p.life.deadline = time.Now().Add(p.t.cfg.DownAfter)
+	p.life.Unlock()
+	p.alive.Store(true)
+}
+
+// lost notes that the peer's stream broke: it has an interval to come back.
+func (p *peer) lost() {
+	p.life.Lock()
+	if d := time.Now().Add(p.t.cfg.PingInterval); d.Before(p.life.deadline) {
+		p.life.deadline = d
+	}
+	p.life.Unlock()
+}
+
+// expired says, once, that the peer fell silent.
+func (p *peer) expired(now time.Time) bool {
+	p.life.Lock()
+	defer p.life.Unlock()
+	return now.After(p.life.deadline) && p.alive.CompareAndSwap(true, false)
+}
+
+// open dials one of the peer's addresses and opens a stream on a connection of its own. Cancel
+// the context to end it; the returned function then frees the connection.
+func (p *peer) open(ctx context.Context, method string, attempt int) (grpc.ClientStream, func(), error) {
+	a := p.addrs[attempt%len(p.addrs)]
+	creds := insecure.NewCredentials()
+	if a.secure {
+		creds = credentials.NewTLS(p.t.cfg.TLS)
+	}
+	conn, err := grpc.NewClient(a.target,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDisableRetry(), // it would keep a copy of what is sent
+		grpc.WithNoProxy(),
+		grpc.WithInitialWindowSize(streamWindowBytes), grpc.WithInitialConnWindowSize(connWindowBytes),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: p.t.cfg.BackoffMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: p.t.cfg.BackoffMax},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithDefaultCallOptions(grpc.CallContentSubtype(codecName),
+			grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
+	)
+	if err != nil {
+		return nil, nil, err
+	}
+	free := func() {
+		if err := conn.Close(); err != nil {
+			p.t.log.Debug("closing a connection", zap.Stringer("store", p.id), zap.Error(err))
+		}
+	}
+	s, err := p.handshake(ctx, conn, method)
+	if err != nil {
+		free()
+		return nil, nil, err
+	}
+	return s, free, nil
+}
+
+func (p *peer) handshake(ctx context.Context, conn *grpc.ClientConn, method string) (grpc.ClientStream, error) {
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.SendMsg(p.t.hello(p.id)); err != nil {
+		// The reason is in what the server sent.
+		var b []byte
+		if rerr := s.RecvMsg(&b); rerr != nil {
+			err = rerr
+		}
+		return nil, err
+	}
+	var b []byte
+	if err := s.RecvMsg(&b); err != nil {
+		return nil, err
+	}
+	if err := p.checkReply(b); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// keep opens a stream again and again, with a pause after each failure, and lets use have it.
+func (p *peer) keep(method string, use func(ctx context.Context, cancel context.CancelFunc, s grpc.ClientStream) error) {
+	pause := p.t.cfg.BackoffMin
+	said := "" // the failure that was logged last
+	for attempt := 0; p.t.ctx.Err() == nil; attempt++ {
+		ctx, cancel := context.WithCancel(p.t.ctx)
+		began := time.Now()
+		// A peer that accepts the connection and says nothing must not hold the loop.
+		patience := time.AfterFunc(p.t.cfg.DownAfter+5*time.Second, cancel)
+		s, free, err := p.open(ctx, method, attempt)
+		patience.Stop()
+		if err == nil {
+			said = p.say(method, said, nil)
+			err = use(ctx, cancel, s)
+			cancel()
+			free()
+		}
+		cancel()
+		if p.t.ctx.Err() != nil {
+			return
+		}
+		said = p.say(method, said, err)
+		if p.t.cfg.Metrics.Failed != nil {
+			p.t.cfg.Metrics.Failed(p.id)
+		}
+		if time.Since(began) > p.t.cfg.BackoffMax {
+			pause = p.t.cfg.BackoffMin
+		}
+		wait := time.NewTimer(pause/2 + rand.N(pause))
+		select {
+		case <-p.t.ctx.Done():
+			wait.Stop()
+			return
+		case <-wait.C:
+		}
+		pause = min(2*pause, p.t.cfg.BackoffMax)
+	}
+}
+
+// say logs why there is no stream, once as long as the reason is the same, and returns the reason.
+// Only the stream of frames speaks: the other fails with it. A refusal is an error of the
+// configuration, everything else passes.
+func (p *peer) say(method, said string, err error) string {
+	what := ""
+	if err != nil {
+		what = status.Convert(err).Message()
+	}
+	if what == said || method != methodFrames {
+		return what
+	}
+	switch {
+	case err == nil:
+		p.t.log.Info("connected to a peer", zap.Stringer("store", p.id))
+	case status.Code(err) == codes.FailedPrecondition:
+		p.t.log.Error("a peer refuses this node", zap.Stringer("store", p.id), zap.String("reason", what))
+	default:
+		p.t.log.Warn("a peer cannot be reached", zap.Stringer("store", p.id), zap.Error(err))
+	}
+	return what
+}
+
+// sendFrames keeps the stream of frames.
+func (p *peer) sendFrames() {
+	p.keep(methodFrames, func(ctx context.Context, cancel context.CancelFunc, s grpc.ClientStream) error {
+		// The peer answers each ping; silence means that the connection is dead, which a TCP
+		// socket alone would notice after minutes.
+		dead := time.AfterFunc(p.t.cfg.DownAfter+5*time.Second, cancel)
+		defer dead.Stop()
+		answers := make(chan error, 1)
+		go func() {
+			for {
+				var b []byte
+				if err := s.RecvMsg(&b); err != nil {
+					answers <- err
+					cancel()
+					return
+				}
+				dead.Reset(p.t.cfg.DownAfter + 5*time.Second)
+			}
+		}()
+		p.frames.setUp(true)
+		err := p.pump(ctx, s)
+		p.frames.setUp(false)
+		cancel()
+		return errors.Join(err, <-answers)
+	})
+}
+
+func (p *peer) pump(ctx context.Context, s grpc.ClientStream) error {
+	ping := time.NewTicker(p.t.cfg.PingInterval)
+	defer ping.Stop()
+	beat := []byte{framesVersion, byte(kindPing), 0}
+	if err := s.SendMsg(beat); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ping.C:
+			if err := s.SendMsg(beat); err != nil {
+				return err
+			}
+		case <-p.frames.some:
+			b, n := p.frames.take()
+			if b == nil {
+				continue
+			}
+			p.t.sent(p.id, n)
+			if err := s.SendMsg(b); err != nil {
+				return err
+			}
+		}
+	}
+}
