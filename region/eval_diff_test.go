@@ -204,6 +204,7 @@ func runDifferential(t *testing.T, seed uint64, gaps bool) (deferred uint64) {
 		}
 		return 1 + rnd.Int64N(int64(o.rev))
 	}
+	o.cut, o.rev = 1, 20
 	if seed%4 == 3 {
 		o.floor = 9
 	}
