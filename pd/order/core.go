@@ -1,8 +1,8 @@
 package order
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -21,8 +21,9 @@ type Core struct {
 	rev     mvcc.Revision
 	fence   pdpb.Fence
 	floor   mvcc.Revision // logical compaction floor; NoFloor before the first Compact
-	regions map[pdpb.RegionID]*regionOrder
-	held    int // retained items, all regions
+	regions []regionOrder // by id; new ids are higher than old ones, so it grows at its end
+	hint    int           // where the last region was found: cuts ask in ascending order
+	held    int           // retained items, all regions
 
 	// Mutants is a test hook; it must not change while cuts are applied.
 	Mutants Mutants
@@ -48,16 +49,42 @@ type regionOrder struct {
 
 // NewCore returns the order of a fresh store: no regions, no cut, revision 1.
 func NewCore() *Core {
-	return &Core{rev: FirstRevision, floor: NoFloor, regions: map[pdpb.RegionID]*regionOrder{}}
+	return &Core{rev: FirstRevision, floor: NoFloor}
 }
+
+// find returns a region; the pointer is valid until the next AddRegion. It looks near the last
+// one first: with many regions a cut is bound by memory, and this touches little of it.
+func (c *Core) find(id pdpb.RegionID) *regionOrder {
+	lo, hi := 0, len(c.regions)
+	if c.hint < hi && c.regions[c.hint].id <= id {
+		lo = c.hint
+		for step := 1; lo+step < hi; step *= 2 {
+			if c.regions[lo+step].id > id {
+				hi = lo + step
+				break
+			}
+			lo += step
+		}
+	}
+	i, ok := slices.BinarySearchFunc(c.regions[lo:hi], id, regionCompare)
+	if !ok {
+		return nil
+	}
+	c.hint = lo + i
+	return &c.regions[lo+i]
+}
+
+func regionCompare(g regionOrder, id pdpb.RegionID) int { return cmp.Compare(g.id, id) }
 
 // AddRegion lets a region take part, from its start index on. It panics on a region that is
 // there: region ids are never reused.
 func (c *Core) AddRegion(d *pdpb.Descriptor) {
-	if c.regions[d.ID] != nil {
+	i, ok := slices.BinarySearchFunc(c.regions, d.ID, regionCompare)
+	if ok {
 		panic(fmt.Sprintf("order: region %d added twice", d.ID))
 	}
-	c.regions[d.ID] = &regionOrder{id: d.ID, incarnation: d.Incarnation, upto: d.StartIndex, uptoTerm: d.StartTerm}
+	c.hint = 0
+	c.regions = slices.Insert(c.regions, i, regionOrder{id: d.ID, incarnation: d.Incarnation, upto: d.StartIndex, uptoTerm: d.StartTerm})
 }
 
 // Mark is the position after the last cut.
@@ -98,7 +125,10 @@ func (v Verdict) String() string {
 
 // Judge says what a report is worth in the present state.
 func (c *Core) Judge(r *pdpb.Report) Verdict {
-	g := c.regions[r.Region]
+	return c.judge(c.find(r.Region), r)
+}
+
+func (c *Core) judge(g *regionOrder, r *pdpb.Report) Verdict {
 	if g == nil {
 		return Unknown
 	}
@@ -200,16 +230,17 @@ func (c *Core) Apply(p *CutProposal) CutResult {
 			panic(fmt.Sprintf("order: cut parts out of order: r%d after r%d", r.Region, last))
 		}
 		last = r.Region
-		v := c.Judge(r)
+		g := c.find(r.Region)
+		v := c.judge(g, r)
 		if c.Mutants.Delta && v != Unknown && v != Stale {
 			v = Moves
 		}
 		switch v {
 		case Moves:
-			res.Items = append(res.Items, c.move(c.regions[r.Region], r))
-			res.Forgotten += c.forget(c.regions[r.Region], r.Sealed)
+			res.Forgotten += c.forget(g, r.Sealed) // first: the new item takes the freed place
+			res.Items = append(res.Items, c.move(g, r))
 		case Seals:
-			res.Forgotten += c.forget(c.regions[r.Region], r.Sealed)
+			res.Forgotten += c.forget(g, r.Sealed)
 		case Covered:
 		default:
 			res.Rejected = append(res.Rejected, Rejection{r.Region, v})
@@ -299,7 +330,7 @@ type Position struct {
 
 // Position returns a region's place; false when there is no such region.
 func (c *Core) Position(id pdpb.RegionID) (Position, bool) {
-	g := c.regions[id]
+	g := c.find(id)
 	if g == nil {
 		return Position{}, false
 	}
@@ -311,7 +342,7 @@ func (c *Core) Position(id pdpb.RegionID) (Position, bool) {
 
 // AppendItems appends the retained items of a region above have.
 func (c *Core) AppendItems(dst []pdpb.Item, id pdpb.RegionID, have uint64) []pdpb.Item {
-	g := c.regions[id]
+	g := c.find(id)
 	if g == nil {
 		return dst
 	}
@@ -331,8 +362,8 @@ func (c *Core) Held() int { return c.held }
 func (c *Core) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v held=%d\n", c.Mark(), c.held)
-	for _, id := range slices.Sorted(maps.Keys(c.regions)) {
-		g := c.regions[id]
+	for i := range c.regions {
+		g := &c.regions[i]
 		fmt.Fprintf(&b, "  r%d/%d upto=%d@%d cum=%d newest=%d", g.id, g.incarnation, g.upto, g.uptoTerm, g.cum, g.newest)
 		if len(g.items) > 0 {
 			fmt.Fprintf(&b, " holds=%d..%d", g.items[0].N, g.items[len(g.items)-1].N)

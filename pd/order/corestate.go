@@ -2,8 +2,6 @@ package order
 
 import (
 	"encoding/binary"
-	"maps"
-	"slices"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -19,8 +17,8 @@ func (c *Core) AppendState(b []byte) []byte {
 	b = binary.AppendVarint(b, int64(c.floor))
 	b = binary.AppendUvarint(b, uint64(c.fence))
 	b = binary.AppendUvarint(b, uint64(len(c.regions)))
-	for _, id := range slices.Sorted(maps.Keys(c.regions)) {
-		g := c.regions[id]
+	for i := range c.regions {
+		g := &c.regions[i]
 		b = binary.AppendUvarint(b, uint64(g.id))
 		b = binary.AppendUvarint(b, uint64(g.incarnation))
 		b = binary.AppendUvarint(b, g.upto)
@@ -45,7 +43,7 @@ func ReadCore(d *pdpb.Dec) *Core {
 	c.fence = pdpb.Fence(d.Uvarint())
 	last := pdpb.RegionID(0)
 	for n := d.Len(7); n > 0 && d.Err() == nil; n-- {
-		g := &regionOrder{id: pdpb.RegionID(d.Uvarint())}
+		g := regionOrder{id: pdpb.RegionID(d.Uvarint())}
 		inc := d.Uvarint()
 		g.incarnation = uint32(inc)
 		g.upto, g.uptoTerm, g.cum, g.newest = d.Uvarint(), d.Uvarint(), d.Uvarint(), d.Uvarint()
@@ -62,7 +60,7 @@ func ReadCore(d *pdpb.Dec) *Core {
 			d.Fail("region %d after %d, incarnation %d, %d items of %d", g.id, last, inc, m, g.newest)
 		}
 		last = g.id
-		c.regions[g.id] = g
+		c.regions = append(c.regions, g)
 		c.held += m
 	}
 	return c
