@@ -11,7 +11,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages whose goroutines are worth the race detector's price.
 RACE_PKGS ?= ./cmd/... ./gateway/... ./mvcc/... ./pd/... ./raftstore/... ./region/... ./router/...
 
-.PHONY: help build run test race sim bench lint generate fmt clean etcd-diff
+.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,10 +32,15 @@ race: ## the same with the race detector
 fmt: ## format the sources
 	gofmt -w $$(git ls-files '*.go')
 
-lint: ## gofmt, vet, staticcheck
+lint: staticcheck ## gofmt, vet, staticcheck
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
+
+staticcheck:
 	$(GO) run $(STATICCHECK) ./...
+
+ci: ## what continuous integration runs
+	.ci/run
 
 generate: ## regenerate what is generated (needs protoc)
 	protoc --proto_path=. \

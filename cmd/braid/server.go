@@ -226,10 +226,9 @@ func reraise(sig os.Signal) int {
 	if err := syscall.Kill(os.Getpid(), n); err != nil {
 		return 128 + int(n)
 	}
-	// The signal is on its way; the status below is what a shell would have reported.
-	select {
-	case <-time.After(time.Second):
-	}
+	// The signal is delivered to some thread, not necessarily before Kill returns. Should it never
+	// arrive, the status is what a shell would have reported.
+	<-time.NewTimer(time.Second).C
 	return 128 + int(n)
 }
 

@@ -89,7 +89,7 @@ type Config struct {
 	// HostWhitelist and CORS restrict plain HTTP; a list that holds "*" restricts nothing.
 	HostWhitelist []string
 	CORS          []string
-	// WarnUnaryRequest is how long a unary request may take before it is logged; negative: never.
+	// WarnUnaryRequest is how long a unary request may take before it is logged.
 	WarnUnaryRequest time.Duration
 
 	// UnsafeNoFsync skips every sync of the log: for tests on slow disks; a crash of the machine

@@ -132,7 +132,7 @@ func TestFates(t *testing.T) {
 
 func TestBooleansThatAreOn(t *testing.T) {
 	c := parse(t, []string{"--enable-grpc-gateway=false", "--warning-unary-request-duration=0s"}).Config
-	if !c.DisableJSON || Default().DisableJSON || c.WarnUnaryRequest >= 0 {
+	if !c.DisableJSON || Default().DisableJSON || c.WarnUnaryRequest != Default().WarnUnaryRequest {
 		t.Errorf("DisableJSON %v, WarnUnaryRequest %v", c.DisableJSON, c.WarnUnaryRequest)
 	}
 }

@@ -208,6 +208,17 @@ func interval(at func(c *Config) *time.Duration) value {
 	}}
 }
 
+// duration must not be negative; 0 means the default, as in etcd.
+func duration(at func(c *Config) *time.Duration) value {
+	return field[time.Duration]{at, func(s string) (time.Duration, error) {
+		d, err := time.ParseDuration(s)
+		if err == nil && d < 0 {
+			err = fmt.Errorf("must not be negative")
+		}
+		return d, err
+	}, time.Duration.String}
+}
+
 func list(at func(c *Config) *[]string) value {
 	return field[[]string]{at, func(s string) ([]string, error) {
 		var out []string

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/journal"
 	"go.etcd.io/etcd/client/pkg/v3/logutil"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -66,11 +67,10 @@ func (c *Config) logSink() (zapcore.WriteSyncer, func(), error) {
 		case logStdout:
 			sinks = append(sinks, zapcore.Lock(os.Stdout))
 		case logJournal:
-			w, err := logutil.NewJournalWriter(os.Stderr)
-			if err != nil {
-				return nil, nil, fmt.Errorf("--log-outputs=%s: %w", out, err)
+			if !journal.Enabled() {
+				return nil, nil, fmt.Errorf("--log-outputs=%s: there is no journal on this machine", out)
 			}
-			sinks = append(sinks, zapcore.AddSync(w))
+			sinks = append(sinks, zapcore.AddSync(journalWriter{}))
 		}
 	}
 	closeFiles := func() {}
@@ -95,4 +95,33 @@ func (c *Config) logSink() (zapcore.WriteSyncer, func(), error) {
 		closeFiles = closeAll
 	}
 	return zapcore.NewMultiWriteSyncer(sinks...), closeFiles, nil
+}
+
+// journalWriter sends each line to systemd's journal with the priority of its level. A line that
+// is not JSON (--log-format=console) has priority "info".
+type journalWriter struct{}
+
+func (journalWriter) Write(line []byte) (int, error) {
+	var l struct {
+		Level  zapcore.Level `json:"level"`
+		Caller string        `json:"caller"`
+	}
+	pri := journal.PriInfo
+	if json.Unmarshal(line, &l) == nil {
+		switch l.Level {
+		case zapcore.DebugLevel:
+			pri = journal.PriDebug
+		case zapcore.WarnLevel:
+			pri = journal.PriWarning
+		case zapcore.ErrorLevel:
+			pri = journal.PriErr
+		case zapcore.DPanicLevel, zapcore.PanicLevel, zapcore.FatalLevel:
+			pri = journal.PriCrit
+		}
+	}
+	err := journal.Send(string(line), pri, map[string]string{"PACKAGE": l.Caller, "SYSLOG_IDENTIFIER": "braid"})
+	if err != nil {
+		return os.Stderr.Write(line)
+	}
+	return len(line), nil
 }

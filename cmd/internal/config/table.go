@@ -166,7 +166,7 @@ var Table = []Flag{
 	{Name: "enable-grpc-gateway", Kind: Bool, Default: "true", Usage: "Serve the JSON mapping of the API below /v3/.",
 		value: inverted(func(c *Config) *bool { return &c.DisableJSON })},
 	{Name: "warning-unary-request-duration", Kind: Duration, Default: "300ms", Usage: "Time after which a unary request is reported as slow.",
-		value: interval(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
+		value: duration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
 	{Name: "unsafe-no-fsync", Kind: Bool, Default: "false", Usage: "Do not sync the log. Unsafe: a crash of the machine loses data.",
 		value: boolean(func(c *Config) *bool { return &c.UnsafeNoFsync })},
 
