@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/raft/v3"
@@ -305,8 +304,7 @@ func must(err error) {
 	}
 }
 
-// txnOf reads a transaction from words: put K V, del K [END], get K [END], with conditions before
-// "?": K mod|create|version|lease|value op X.
+// putTxn is the simplest write.
 func putTxn(key, value string) *pb.TxnRequest {
 	return &pb.TxnRequest{Success: []*pb.RequestOp{putOp(&pb.PutRequest{Key: []byte(key), Value: []byte(value)})}}
 }
@@ -327,4 +325,4 @@ func txnOp(r *pb.TxnRequest) *pb.RequestOp {
 	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: r}}
 }
 
-func quote(b []byte) string { return strings.Trim(fmt.Sprintf("%q", b), `"`) }
+func raftidOf(n uint64) raftid.ReplicaID { return raftid.ReplicaID(n) }
