@@ -2,11 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"braid/cmd/internal/config"
+	"braid/cmd/internal/node"
 )
 
+// startNode is a variable so that tests of the command line need no node.
 var startNode = func(ctx context.Context, cfg *config.Config) (server, error) {
-	return nil, errors.New("not assembled yet")
+	return node.Start(ctx, cfg)
 }

@@ -1,0 +1,95 @@
+package node
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/raftstore/raftid"
+)
+
+// clusterVersion is the API level that all nodes speak: etcd's.
+const clusterVersion = "3.7.0"
+
+// clusterView is what the gateway knows of the cluster. Where etcd means its one raft group, the
+// group of the placement machine is meant.
+type clusterView struct{ n *Node }
+
+func (c *clusterView) ClusterID() uint64 { return c.n.cfg.ClusterID() }
+func (c *clusterView) MemberID() uint64  { return uint64(c.n.self) }
+
+// Members lists the directory's stores; a linearizable list comes after a confirmed read point.
+func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
+	if linearizable {
+		p, err := c.n.oracle.ReadPoint(ctx)
+		if err != nil {
+			return nil, err
+		}
+		_ = p // the directory here is at least as new: it came with the cuts before the point
+	}
+	d := c.n.oracle.Directory()
+	if d == nil {
+		return nil, nil
+	}
+	list := make([]*pb.Member, 0, len(d.Stores))
+	for _, s := range d.Stores {
+		m := &pb.Member{ID: uint64(s.ID), PeerURLs: s.PeerURLs, ClientURLs: s.ClientURLs}
+		if len(s.ClientURLs) > 0 { // a member that never started has no name, as in etcd
+			m.Name = s.Name
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+func (c *clusterView) Leader() uint64 {
+	l, _ := c.n.oracle.Leader()
+	return uint64(l)
+}
+
+func (c *clusterView) RaftTerm() uint64 {
+	if st, ok := c.n.store.Status(c.n.oracle.Group()); ok {
+		return st.Term
+	}
+	_, term := c.n.oracle.Leader()
+	return term
+}
+
+func (c *clusterView) RaftIndex() uint64 {
+	st, _ := c.n.store.Status(c.n.oracle.Group())
+	return st.Committed
+}
+
+func (c *clusterView) RaftAppliedIndex() uint64 { return c.n.appliedIndex() }
+
+func (c *clusterView) Revision() int64        { return int64(c.n.oracle.Mark().Rev) }
+func (c *clusterView) CompactRevision() int64 { return int64(c.n.oracle.Mark().Floor) }
+
+func (c *clusterView) DBSize() (total, inUse int64) {
+	b := c.n.engine.LogicalBytes()
+	return b, b
+}
+
+func (c *clusterView) DBSizeQuota() int64        { return 0 }
+func (c *clusterView) Alarms() []*pb.AlarmMember { return nil }
+func (c *clusterView) IsLearner() bool           { return false }
+func (c *clusterView) ClusterVersion() string    { return clusterVersion }
+func (c *clusterView) StorageVersion() string    { return clusterVersion }
+
+// appliedIndex is the applied index of the group whose state Status reports.
+func (n *Node) appliedIndex() uint64 {
+	switch o := n.oracle.(type) {
+	case *multiOracle:
+		if o.member != nil {
+			return o.member.Status().Applied
+		}
+	case *singleOracle:
+		if h := n.regions.get(singleGroup); h != nil {
+			return h.AppliedIndex()
+		}
+	}
+	return 0
+}
+
+// storeAlive says whether a store is up as far as this node knows.
+func (n *Node) storeAlive(id raftid.StoreID) bool { return n.net.Alive(id) }

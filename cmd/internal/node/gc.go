@@ -1,0 +1,227 @@
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+)
+
+const (
+	// gcGrace is how long removal lags behind the logical floor, so that reads which took their
+	// point before a compaction can finish (C2). One that still loses takes a new point.
+	gcGrace = 5 * time.Second
+	// gcChunkPause paces collection: after each chunk it rests as long as the chunk took, up to
+	// this, so that it takes half a core at most.
+	gcChunkPause = 20 * time.Millisecond
+	// idleFlush is how often a store with live log segments flushes, so that quiet groups do not
+	// keep old log for ever.
+	idleFlush        = 30 * time.Second
+	idleFlushMinimum = 2 // segments
+)
+
+// progressBit marks position records that hold how far a region's collection came. They lie
+// beside the positions because they must be durable in the same order.
+const progressBit = uint64(1) << 63
+
+func isProgress(group uint64) bool { return group&progressBit != 0 }
+
+// collector removes what compactions superseded, region by region, in the background.
+type collector struct {
+	regions *regions
+	kick    chan struct{}
+	mu      struct {
+		sync.Mutex
+		done    map[pdpb.RegionID]mvcc.Revision // collected through
+		floor   mvcc.Revision                   // newest floor seen
+		seen    time.Time                       // when
+		urgent  mvcc.Revision                   // somebody waits for this one
+		changed chan struct{}                   // closed when done moves
+	}
+}
+
+func (c *collector) init(r *regions) {
+	c.regions = r
+	c.kick = make(chan struct{}, 1)
+	c.mu.done = map[pdpb.RegionID]mvcc.Revision{}
+	c.mu.floor, c.mu.urgent = -1, -1
+	c.mu.changed = make(chan struct{})
+}
+
+// collectLoop is the node's garbage collector and its timed flush.
+func (r *regions) collectLoop() {
+	c := &r.gc
+	n := r.node
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	lastFlush := time.Now()
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-tick.C:
+		case <-c.kick:
+		}
+		if floor, due := c.due(n.oracle.Mark().Floor); due {
+			if err := c.collect(n.ctx, floor); err != nil && n.ctx.Err() == nil {
+				n.log.Warn("collection of superseded versions was cut short; it is repeated", zap.Int64("floor", int64(floor)), zap.Error(err))
+			}
+		}
+		if time.Since(lastFlush) > idleFlush {
+			lastFlush = time.Now()
+			if n.wal.Stats().Segments > idleFlushMinimum {
+				if err := n.engine.Flush(); err != nil {
+					n.log.Warn("flush", zap.Error(err))
+				}
+			}
+		}
+	}
+}
+
+// due says whether the floor is to be collected now.
+func (c *collector) due(floor mvcc.Revision) (mvcc.Revision, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if floor > c.mu.floor {
+		c.mu.floor, c.mu.seen = floor, time.Now()
+	}
+	if c.mu.floor <= 0 {
+		return 0, false
+	}
+	if c.mu.urgent < c.mu.floor && time.Since(c.mu.seen) < gcGrace {
+		return 0, false
+	}
+	return c.mu.floor, true
+}
+
+// collect brings every region here to the floor.
+func (c *collector) collect(ctx context.Context, floor mvcc.Revision) error {
+	began := time.Now()
+	var total mvcc.GCStats
+	var errs []error
+	for _, h := range sorted(c.regions.all()) {
+		from, known, err := c.progress(h.id)
+		if err != nil {
+			return err
+		}
+		if known && from >= floor {
+			continue
+		}
+		rctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		to, err := h.RaiseFloor(rctx, floor)
+		cancel()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if to <= from {
+			continue // not complete through more than that yet
+		}
+		mark := time.Now()
+		st, err := c.regions.node.engine.GC(ctx, h.Descriptor().Span, from, to, func(int) error {
+			pause := time.NewTimer(min(time.Since(mark), gcChunkPause))
+			defer pause.Stop()
+			select {
+			case <-pause.C:
+				mark = time.Now()
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		total.Visited += st.Visited
+		total.Removed += st.Removed
+		total.Bytes += st.Bytes
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if err := c.record(h.id, to); err != nil {
+			return err
+		}
+	}
+	if total.Visited > 0 {
+		c.regions.node.log.Info("finished scheduled compaction", zap.Int64("compact-revision", int64(floor)),
+			zap.Duration("took", time.Since(began)), zap.Int64("removed-versions", total.Removed), zap.Int64("removed-bytes", total.Bytes))
+	}
+	return errors.Join(errs...)
+}
+
+// progress is the revision through which a region was collected.
+func (c *collector) progress(id pdpb.RegionID) (mvcc.Revision, bool, error) {
+	c.mu.Lock()
+	rev, ok := c.mu.done[id]
+	c.mu.Unlock()
+	if ok {
+		return rev, true, nil
+	}
+	b, ok, err := c.regions.node.engine.Position(uint64(id) | progressBit)
+	if err != nil || !ok || len(b) != 8 {
+		return 0, false, err
+	}
+	rev = mvcc.Revision(binary.BigEndian.Uint64(b))
+	c.mu.Lock()
+	c.mu.done[id] = rev
+	c.mu.Unlock()
+	return rev, true, nil
+}
+
+// record notes that a region is collected through rev.
+func (c *collector) record(id pdpb.RegionID, rev mvcc.Revision) error {
+	b := c.regions.node.engine.NewBatch()
+	defer b.Close()
+	if err := b.SetPosition(uint64(id)|progressBit, binary.BigEndian.AppendUint64(nil, uint64(rev))); err != nil {
+		return err
+	}
+	if err := b.Commit(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.done[id] = rev
+	close(c.mu.changed)
+	c.mu.changed = make(chan struct{})
+	return nil
+}
+
+// scrubbed waits until everything here is collected through rev: what a physical compaction
+// waits for.
+func (r *regions) scrubbed(ctx context.Context, rev mvcc.Revision) error {
+	c := &r.gc
+	if rev <= 0 {
+		return nil
+	}
+	for {
+		c.mu.Lock()
+		c.mu.urgent = max(c.mu.urgent, rev)
+		changed := c.mu.changed
+		behind := false
+		for _, h := range r.all() {
+			if c.mu.done[h.id] < rev {
+				behind = true
+			}
+		}
+		c.mu.Unlock()
+		if !behind {
+			return nil
+		}
+		select {
+		case c.kick <- struct{}{}:
+		default:
+		}
+		select {
+		case <-changed:
+		case <-time.After(100 * time.Millisecond): // the mark may not have come here yet
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.node.ctx.Done():
+			return r.node.ctx.Err()
+		}
+	}
+}

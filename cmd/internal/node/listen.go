@@ -1,0 +1,111 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/url"
+	"time"
+
+	etcdtransport "go.etcd.io/etcd/client/pkg/v3/transport"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"braid/cmd/internal/config"
+)
+
+// boundListener is a listener and, where it speaks TLS, the configuration for it.
+type boundListener struct {
+	net.Listener
+	tls *tls.Config
+}
+
+// listen binds a URL. The handshake is left to whoever serves the listener.
+func (n *Node) listen(u url.URL, info *etcdtransport.TLSInfo) (boundListener, error) {
+	addr := u.Host
+	if u.Scheme == "unix" || u.Scheme == "unixs" {
+		addr = u.Host + u.Path
+	}
+	l, err := etcdtransport.NewListenerWithOpts(addr, plainScheme(u.Scheme), etcdtransport.WithSocketOpts(&n.cfg.SocketOpts))
+	if err != nil {
+		return boundListener{}, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
+	}
+	n.onClose(func(context.Context) error {
+		// Closed by its server already, if that was started.
+		_ = l.Close()
+		return nil
+	})
+	b := boundListener{Listener: l}
+	if config.Secure(u) {
+		if info.Empty() {
+			return b, fmt.Errorf("cannot listen on %s: no certificate is configured", u.String())
+		}
+		if b.tls, err = info.ServerConfig(); err != nil {
+			return b, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
+		}
+	}
+	return b, nil
+}
+
+func plainScheme(scheme string) string {
+	switch scheme {
+	case "unix", "unixs":
+		return "unix"
+	}
+	return "http"
+}
+
+func (n *Node) listenAll(urls []url.URL, info *etcdtransport.TLSInfo) ([]boundListener, error) {
+	var ls []boundListener
+	for _, u := range urls {
+		l, err := n.listen(u, info)
+		if err != nil {
+			return nil, err
+		}
+		ls = append(ls, l)
+	}
+	return ls, nil
+}
+
+func (n *Node) listenClients() ([]boundListener, error) {
+	return n.listenAll(n.cfg.ListenClientURLs, &n.cfg.ClientTLS)
+}
+
+func (n *Node) listenPeers() ([]boundListener, error) {
+	return n.listenAll(n.cfg.ListenPeerURLs, &n.cfg.PeerTLS)
+}
+
+// listenMetrics binds the pages' own listeners, whose handshakes are done below HTTP.
+func (n *Node) listenMetrics() ([]boundListener, error) {
+	ls, err := n.listenAll(n.cfg.ListenMetricsURLs, &n.cfg.ClientTLS)
+	for i := range ls {
+		if ls[i].tls != nil {
+			ls[i].Listener = tls.NewListener(ls[i].Listener, ls[i].tls)
+		}
+	}
+	return ls, err
+}
+
+// keepaliveOptions are gRPC's for client connections, as etcd sets them.
+func keepaliveOptions(cfg *config.Config) []grpc.ServerOption {
+	var opts []grpc.ServerOption
+	if cfg.GRPCKeepAliveMinTime > 0 {
+		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: cfg.GRPCKeepAliveMinTime}))
+	}
+	if cfg.GRPCKeepAliveInterval > 0 && cfg.GRPCKeepAliveTimeout > 0 {
+		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{Time: cfg.GRPCKeepAliveInterval, Timeout: cfg.GRPCKeepAliveTimeout}))
+	}
+	return opts
+}
+
+func urlStrings(urls []url.URL) []string {
+	s := make([]string, len(urls))
+	for i := range urls {
+		s[i] = urls[i].String()
+	}
+	return s
+}
+
+// peerDialTimeout bounds one attempt to connect to another node.
+const peerDialTimeout = 5 * time.Second

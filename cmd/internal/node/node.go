@@ -1,0 +1,336 @@
+// Package node assembles one node of a cluster from top to bottom: the state engine and the log,
+// the raft groups of its store, its member of the placement group, the replicas of its regions,
+// the way to other nodes, and the gateway that clients talk to.
+//
+// It is wiring: what is decided is decided in the packages it puts together. What it owns are the
+// listeners, the goroutines that bring the time, flush, collect garbage and create replicas, and
+// the order in which everything starts and stops.
+//
+// The life of a node: the data directory is checked, the log and the engine recover, the groups
+// that were here start again; the peer listener opens; once the cluster's directory is known the
+// replicas that belong here and are missing are created; the node registers itself, and that
+// answer (given by a quorum of pd) is when the gateway begins to serve.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"braid/cmd/internal/admin"
+	"braid/cmd/internal/config"
+	"braid/gateway"
+	"braid/mvcc/engine"
+	"braid/pd/order"
+	"braid/pd/pdpb"
+	"braid/raftstore"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport"
+	"braid/raftstore/wal"
+	"braid/router"
+)
+
+// Node is a running node. Start returns one; Stop ends it.
+type Node struct {
+	cfg      *config.Config
+	log      *zap.Logger
+	self     raftid.StoreID
+	members  []config.Member
+	registry *prometheus.Registry
+
+	engine  *engine.Engine
+	wal     *wal.Log
+	net     *transport.Transport
+	store   *raftstore.Store
+	oracle  oracle
+	regions *regions
+	stores  *stores
+	gateway *gateway.Server
+
+	peerServer *grpc.Server
+	metrics    *metrics
+
+	ctx     context.Context // of the node's own goroutines
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+	fatal   chan error // holds at most one
+	closers []func(ctx context.Context) error
+}
+
+// oracle is the placement group as the node sees it: through pd's client, or inside the one group
+// of a single-group store.
+type oracle interface {
+	router.Oracle
+	// Directory is nil until the cluster is known to exist.
+	Directory() *order.Directory
+	// Leader is the store that leads, zero when unknown, and its term.
+	Leader() (raftid.StoreID, uint64)
+	// RegisterStore makes this node known to the others.
+	RegisterStore(ctx context.Context, s pdpb.Store) error
+	// Group is the raft group whose state Status reports.
+	Group() raftid.GroupID
+	// Held is the number of order items that are not sealed, where that is known.
+	Held() int
+	// Tick brings the time, monotonic from any origin.
+	Tick(now time.Duration)
+}
+
+const (
+	clientTick = 50 * time.Millisecond  // of pd's client
+	memberTick = 500 * time.Millisecond // of pd's member: idle marks
+)
+
+// Start brings a node up and returns when it serves clients. It waits for a quorum, as long as
+// ctx lasts.
+func Start(ctx context.Context, cfg *config.Config) (*Node, error) {
+	n := &Node{
+		cfg: cfg, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), members: cfg.Members(),
+		registry: prometheus.NewRegistry(), fatal: make(chan error, 1),
+	}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	if err := n.start(ctx); err != nil {
+		sctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		return nil, errors.Join(err, n.Stop(sctx))
+	}
+	return n, nil
+}
+
+// Done delivers the error that made the node stop working. The process must end then.
+func (n *Node) Done() <-chan error { return n.fatal }
+
+// Admin is what the admin service shows and does.
+func (n *Node) Admin() admin.Backend { return &adminBackend{n} }
+
+// fail takes the first error that the node cannot survive.
+func (n *Node) fail(err error) {
+	select {
+	case n.fatal <- err:
+		n.log.Error("the node cannot go on", zap.Error(err))
+	default:
+	}
+}
+
+func (n *Node) onClose(f func(ctx context.Context) error) { n.closers = append(n.closers, f) }
+
+// Stop ends everything that Start started, in reverse order, and waits for it.
+func (n *Node) Stop(ctx context.Context) error {
+	var errs []error
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		errs = append(errs, n.closers[i](ctx))
+	}
+	n.closers = nil
+	return errors.Join(errs...)
+}
+
+func (n *Node) start(ctx context.Context) error {
+	cfg := n.cfg
+	fresh, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
+	if err != nil {
+		return err
+	}
+	if fresh && !cfg.NewCluster() && len(n.members) > 0 {
+		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
+	}
+	// Ports first: one that is in use should not cost a recovery.
+	clients, err := n.listenClients()
+	if err != nil {
+		return err
+	}
+	peers, err := n.listenPeers()
+	if err != nil {
+		return err
+	}
+	pages, err := n.listenMetrics()
+	if err != nil {
+		return err
+	}
+	n.metrics = newMetrics(n)
+	if err := n.openStorage(); err != nil {
+		return err
+	}
+	if err := n.openNetwork(peers); err != nil {
+		return err
+	}
+	n.store = raftstore.NewStore(raftstore.StoreConfig{
+		Transport: n.net, TickInterval: time.Duration(cfg.HeartbeatMs) * time.Millisecond,
+		OnFatal: n.fail, Logger: n.log,
+	})
+	n.onClose(func(context.Context) error { n.store.Close(); return nil })
+	n.regions = newRegions(n)
+	n.onClose(func(context.Context) error { n.regions.stop(); return nil })
+	if cfg.SingleGroup {
+		err = n.startSingle()
+	} else {
+		err = n.startMulti()
+	}
+	if err != nil {
+		return err
+	}
+	n.stores = newStores(n)
+	n.stores.register()
+	n.registerAdmin()
+	n.metrics.registerStore()
+	n.onClose(func(context.Context) error {
+		n.stop()
+		n.wg.Wait()
+		return nil
+	})
+	n.wg.Go(n.clock)
+	n.wg.Go(n.regions.reconcileLoop)
+	n.wg.Go(n.regions.collectLoop)
+	n.servePeers(peers)
+	if err := n.join(ctx); err != nil {
+		return err
+	}
+	return n.serveClients(clients, pages)
+}
+
+// openStorage recovers the log and the state engine.
+func (n *Node) openStorage() error {
+	began := time.Now()
+	log, err := wal.Open(filepath.Join(n.cfg.DataDir, "wal"), wal.Options{
+		OnFatal: func(err error) { n.fail(fmt.Errorf("the log cannot be written: %w", err)) },
+		OnSync:  n.metrics.onSync, Logger: n.log, FS: walFS(n.cfg.UnsafeNoFsync),
+	})
+	if err != nil {
+		return fmt.Errorf("cannot open the log: %w", err)
+	}
+	n.wal = log
+	n.onClose(func(context.Context) error { return log.Close() })
+	eng, err := engine.Open(engine.Options{
+		Dir: filepath.Join(n.cfg.DataDir, "state"), Logger: n.log,
+		OnFlush: func() { n.regions.flushed() },
+		OnFatal: func(err error) { n.fail(fmt.Errorf("the state engine failed: %w", err)) },
+	})
+	if err != nil {
+		return fmt.Errorf("cannot open the state engine: %w", err)
+	}
+	n.engine = eng
+	n.onClose(func(context.Context) error { return eng.Close() })
+	n.log.Info("recovered", zap.Int("groups", len(log.Groups())), zap.Duration("took", time.Since(began)))
+	return nil
+}
+
+// join waits until the cluster exists and knows this node, which takes a quorum.
+func (n *Node) join(ctx context.Context) error {
+	warn := time.NewTicker(10 * time.Second)
+	defer warn.Stop()
+	began := time.Now()
+	for {
+		select {
+		case <-n.regions.ready:
+		case err := <-n.fatal:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-warn.C:
+			n.log.Warn("waiting for a quorum of the placement group", zap.Duration("waited", time.Since(began)))
+			continue
+		}
+		break
+	}
+	if d := n.oracle.Directory(); d.Mode != n.mode() {
+		return fmt.Errorf("the store in %s runs in %v mode; start it %s --single-group", n.cfg.DataDir, d.Mode,
+			map[bool]string{true: "without", false: "with"}[n.cfg.SingleGroup])
+	}
+	me := pdpb.Store{ID: n.self, Name: n.cfg.Name, PeerURLs: urlStrings(n.cfg.InitialAdvertisePeerURLs), ClientURLs: urlStrings(n.cfg.AdvertiseClientURLs)}
+	for {
+		actx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := n.oracle.RegisterStore(actx, me)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		select {
+		case ferr := <-n.fatal:
+			return ferr
+		default:
+		}
+		n.log.Warn("cannot register this node yet", zap.Duration("waited", time.Since(began)), zap.Error(err))
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (n *Node) mode() pdpb.Mode {
+	if n.cfg.SingleGroup {
+		return pdpb.SingleGroup
+	}
+	return pdpb.MultiGroup
+}
+
+// clock brings the time to everything that has no clock of its own.
+func (n *Node) clock() {
+	origin := time.Now()
+	tick := time.NewTicker(clientTick)
+	defer tick.Stop()
+	raftTick := time.Duration(n.cfg.HeartbeatMs) * time.Millisecond
+	var lastRaft time.Duration
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Since(origin)
+		n.oracle.Tick(now)
+		if now-lastRaft >= raftTick {
+			lastRaft = now
+			n.regions.tick()
+		}
+	}
+}
+
+// serveClients opens the gateway.
+func (n *Node) serveClients(clients []boundListener, pages []boundListener) error {
+	cfg := n.cfg
+	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
+	r := router.New(n.oracle, n.stores, router.Options{
+		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
+	})
+	gw, err := gateway.New(gateway.Config{
+		KV: r, Cluster: &clusterView{n}, Logger: n.log, Registry: n.registry,
+		ExtensiveMetrics: cfg.Metrics == "extensive", MaxRequestBytes: int(cfg.MaxRequestBytes), MaxTxnOps: int(cfg.MaxTxnOps),
+		MaxConcurrentStreams: cfg.MaxConcurrentStreams, RequestTimeout: timeout,
+		ServerOptions: keepaliveOptions(cfg), Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,
+		Register: func(s grpc.ServiceRegistrar) { admin.Register(s, n.Admin()) },
+	})
+	if err != nil {
+		return err
+	}
+	n.gateway = gw
+	n.onClose(func(ctx context.Context) error { gw.Stop(ctx); return nil })
+	for _, l := range clients {
+		n.wg.Go(func() {
+			if err := gw.Serve(l.Listener, l.tls); err != nil && n.ctx.Err() == nil {
+				n.fail(fmt.Errorf("serving clients on %s: %w", l.Addr(), err))
+			}
+		})
+	}
+	for _, l := range pages {
+		srv := &http.Server{Handler: gw.MetricsHandler(), ReadHeaderTimeout: 10 * time.Second}
+		n.onClose(func(ctx context.Context) error { return srv.Shutdown(ctx) })
+		n.wg.Go(func() {
+			if err := srv.Serve(l.Listener); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+				n.fail(fmt.Errorf("serving metrics on %s: %w", l.Addr(), err))
+			}
+		})
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"braid/mvcc"
+	"braid/pd"
+	"braid/pd/order"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport"
+	"braid/region"
+	"braid/region/regionpb"
+)
+
+// singleGroup is the one group of a single-group store: region and placement group in one.
+const singleGroup = raftid.FirstRegion
+
+// methodMeta asks the leader of a single-group store to put an event into its log.
+const methodMeta transport.Method = 65
+
+// singleOracle is the placement group of a single-group store (architecture, section 12): its
+// machine is driven by the group's own log. Every committed entry is fed through the same order
+// core, as a cut of one, and a read point is a ReadIndex.
+//
+// The machine belongs to the group's owner, who calls region.Orderer and region.MetaMachine; the
+// rest may be called from any goroutine.
+type singleOracle struct {
+	node    *Node
+	machine *pd.Machine
+
+	directory atomic.Pointer[order.Directory]
+	floor     atomic.Int64
+	fence     atomic.Uint64
+	seq       atomic.Uint64
+	origin    uint64 // distinguishes this process's commands from others'
+
+	mu      sync.Mutex
+	waiting map[metaID]*order.EventResult // commands proposed here, nil until applied
+}
+
+// metaID names a command of the placement machine in the log.
+type metaID struct{ origin, seq uint64 }
+
+const metaHeader = 16 // bytes of a metaID
+
+// startSingle starts the one group.
+func (n *Node) startSingle() error {
+	o := &singleOracle{node: n, waiting: map[metaID]*order.EventResult{}, origin: rand.Uint64()}
+	n.oracle = o
+	n.regions.orderer, n.regions.meta = selfOrder{o}, o
+	n.net.HandleCall(methodMeta, o.serveMeta)
+	if err := n.regions.startExisting(); err != nil {
+		return err
+	}
+	if n.regions.get(singleGroup) != nil {
+		return nil
+	}
+	b := n.bootstrap()
+	if _, here := peerOn(b.Regions[0], n.self); !here {
+		return fmt.Errorf("single-group mode holds at most %d nodes; this is not one of the first", pdVotersMax)
+	}
+	return n.regions.create(b.Regions)
+}
+
+// replica is the one replica; nil while starting.
+func (o *singleOracle) replica() *hosted { return o.node.regions.get(singleGroup) }
+
+// OrderCommitted implements region.Orderer.
+func (o *singleOracle) OrderCommitted(r pdpb.Report) pdpb.Item {
+	res := o.machine.Core().Apply(&order.CutProposal{Parts: []pdpb.Report{r}})
+	if len(res.Items) != 1 {
+		panic(fmt.Sprintf("node: entry %d of the single group was not ordered: %v", r.Upto, &res))
+	}
+	return res.Items[0]
+}
+
+// orderMark is the position after the last call of the owner.
+func (o *singleOracle) orderMark() pdpb.Mark { return o.machine.Core().Mark() }
+
+// ApplyMeta implements region.MetaMachine.
+func (o *singleOracle) ApplyMeta(index, term uint64, payload []byte) {
+	if len(payload) < metaHeader {
+		panic(fmt.Sprintf("node: command %d/%d of the placement machine has %d bytes", index, term, len(payload)))
+	}
+	id := metaID{binary.BigEndian.Uint64(payload), binary.BigEndian.Uint64(payload[8:])}
+	res, err := o.machine.Apply(payload[metaHeader:])
+	if err != nil {
+		panic(fmt.Sprintf("node: command %d/%d of the placement machine: %v", index, term, err))
+	}
+	o.publish()
+	if id.origin != o.origin || res.Cut == nil || len(res.Cut.Events) != 1 {
+		return
+	}
+	o.mu.Lock()
+	if _, ok := o.waiting[id]; ok {
+		o.waiting[id] = &res.Cut.Events[0]
+	}
+	o.mu.Unlock()
+}
+
+// AppendState implements region.MetaMachine.
+func (o *singleOracle) AppendState(b []byte) []byte { return o.machine.AppendState(b) }
+
+// LoadState implements region.MetaMachine. A new store begins with the cluster that the flags
+// describe, which is the same on all nodes: the cluster id is a hash of it.
+func (o *singleOracle) LoadState(state []byte, _ *region.Position) error {
+	if len(state) == 0 {
+		m := pd.NewMachine(order.Mutants{})
+		if _, err := m.Apply((&pd.Entry{Bootstrap: o.node.bootstrap()}).Append(nil)); err != nil {
+			return err
+		}
+		o.machine = m
+	} else {
+		m, err := pd.LoadMachine(state, order.Mutants{})
+		if err != nil {
+			return err
+		}
+		o.machine = m
+	}
+	o.publish()
+	return nil
+}
+
+func (o *singleOracle) publish() {
+	d := o.machine.Directory()
+	if old := o.directory.Load(); old == nil || old.Version != d.Version {
+		o.directory.Store(d)
+		o.node.regions.directoryChanged()
+	}
+	mark := o.machine.Core().Mark()
+	o.floor.Store(int64(mark.Floor))
+	o.fence.Store(uint64(mark.Fence))
+}
+
+// Directory implements oracle.
+func (o *singleOracle) Directory() *order.Directory { return o.directory.Load() }
+
+// Regions implements router.Oracle.
+func (o *singleOracle) Regions() []pdpb.Descriptor {
+	if d := o.directory.Load(); d != nil {
+		return d.Regions
+	}
+	return nil
+}
+
+// RegionsVersion implements router.Oracle.
+func (o *singleOracle) RegionsVersion() uint64 {
+	if d := o.directory.Load(); d != nil {
+		return d.Version
+	}
+	return 0
+}
+
+// Mark implements router.Oracle: what is applied here.
+func (o *singleOracle) Mark() pdpb.Mark {
+	h := o.replica()
+	if h == nil {
+		return pdpb.Mark{}
+	}
+	p := h.Applied()
+	return pdpb.Mark{Cut: p.Cut, Rev: p.Revision, Floor: mvcc.Revision(o.floor.Load()), Fence: pdpb.Fence(o.fence.Load())}
+}
+
+// ReadPoint implements router.Oracle.
+func (o *singleOracle) ReadPoint(ctx context.Context) (pdpb.ReadPoint, error) {
+	h := o.replica()
+	if h == nil {
+		return pdpb.ReadPoint{}, regionpb.ErrorOf(regionpb.RegionNotFound)
+	}
+	return h.ReadPoint(ctx)
+}
+
+// Leader implements oracle.
+func (o *singleOracle) Leader() (raftid.StoreID, uint64) {
+	h := o.replica()
+	if h == nil {
+		return 0, 0
+	}
+	st, _ := o.node.store.Status(singleGroup)
+	leader, here := h.Leader()
+	if here {
+		leader = o.node.self
+	}
+	return leader, st.Term
+}
+
+// Group implements oracle.
+func (o *singleOracle) Group() raftid.GroupID { return singleGroup }
+
+// Held implements oracle: this group needs no seals.
+func (o *singleOracle) Held() int { return 0 }
+
+// Tick implements oracle.
+func (o *singleOracle) Tick(time.Duration) {}
+
+// Compact implements router.Oracle.
+func (o *singleOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
+	res, err := o.propose(ctx, order.Event{Kind: order.EventCompact, Rev: mvcc.Revision(rev)})
+	if err == nil {
+		err = orderError(res.Err())
+	}
+	return res.Mark.Rev, err
+}
+
+// RegisterStore implements oracle. Repeating it is harmless, so it is tried until ctx ends.
+func (o *singleOracle) RegisterStore(ctx context.Context, s pdpb.Store) error {
+	for {
+		res, err := o.propose(ctx, order.Event{Kind: order.EventRegisterStore, Store: s})
+		if err == nil {
+			return res.Err()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// propose has an event executed at its place in the log, wherever the leader is.
+func (o *singleOracle) propose(ctx context.Context, e order.Event) (order.EventResult, error) {
+	type answer struct {
+		res order.EventResult
+		err error
+	}
+	ch := make(chan answer, 1)
+	o.proposeHere(e, func(res order.EventResult, err error) { ch <- answer{res, err} })
+	var a answer
+	select {
+	case a = <-ch:
+	case <-ctx.Done():
+		return order.EventResult{}, ctx.Err()
+	}
+	var re *regionpb.Error
+	if !errors.As(a.err, &re) || re.Code != regionpb.NotLeader || re.Leader == 0 || re.Leader == o.node.self {
+		return a.res, a.err
+	}
+	data, err := o.node.stores.call(ctx, re.Leader, methodMeta, order.AppendEvent(nil, &e))
+	if err != nil {
+		return order.EventResult{}, err
+	}
+	r, err := order.DecodeReply(order.MethodPropose, data)
+	switch {
+	case err != nil:
+		return order.EventResult{}, err
+	case r.Err != nil:
+		var nl *order.NotLeaderError
+		if errors.As(r.Err, &nl) {
+			return order.EventResult{}, regionpb.ErrorOf(regionpb.NotLeader)
+		}
+		return order.EventResult{}, orderError(r.Err)
+	}
+	return r.Result, nil
+}
+
+func (o *singleOracle) proposeHere(e order.Event, done func(order.EventResult, error)) {
+	h := o.replica()
+	if h == nil {
+		done(order.EventResult{}, regionpb.ErrorOf(regionpb.RegionNotFound))
+		return
+	}
+	id := metaID{o.origin, o.seq.Add(1)}
+	payload := binary.BigEndian.AppendUint64(nil, id.origin)
+	payload = binary.BigEndian.AppendUint64(payload, id.seq)
+	payload = (&pd.Entry{Cut: &order.CutProposal{Events: []order.Event{e}}}).Append(payload)
+	o.mu.Lock()
+	o.waiting[id] = nil
+	o.mu.Unlock()
+	h.ProposeMeta(payload, func(err error) {
+		o.mu.Lock()
+		res := o.waiting[id]
+		delete(o.waiting, id)
+		o.mu.Unlock()
+		switch {
+		case err != nil:
+			done(order.EventResult{}, err)
+		case res == nil:
+			done(order.EventResult{}, regionpb.ErrorOf(regionpb.Unknown))
+		default:
+			done(*res, nil)
+		}
+	})
+}
+
+// serveMeta takes an event of another node.
+func (o *singleOracle) serveMeta(_ context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+	e, err := order.DecodeEvent(payload)
+	if err != nil {
+		reply(nil, err)
+		return
+	}
+	o.proposeHere(e, func(res order.EventResult, err error) {
+		r := &order.Reply{Result: res}
+		if err != nil {
+			r.Err = order.ErrUnknown
+			var re *regionpb.Error
+			if errors.As(err, &re) && re.NotExecuted() {
+				r.Err = &order.NotLeaderError{Leader: re.Leader}
+			}
+		}
+		reply(order.AppendReply(nil, order.MethodPropose, r), nil)
+	})
+}
+
+// selfOrder is the owner's side of singleOracle: Mark means something else to it than to the
+// router, so it has a type of its own.
+type selfOrder struct{ *singleOracle }
+
+// Mark implements region.Orderer: the position after the last call.
+func (s selfOrder) Mark() pdpb.Mark { return s.orderMark() }

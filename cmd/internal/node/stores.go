@@ -1,0 +1,207 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport"
+	"braid/region"
+	"braid/region/regionpb"
+	"braid/router"
+)
+
+// Methods of this package at the transport: regions take 32 to 63, the node 64 to 95.
+const (
+	methodWrite    transport.Method = 32
+	methodRead     transport.Method = 33
+	methodTransfer transport.Method = 64
+)
+
+// remoteReadsMax bounds the reads that this node serves for others at one time; more are refused,
+// and their senders try another replica or again.
+const remoteReadsMax = 256
+
+// stores reaches regions for the router: on this node by a call, on others by the transport.
+type stores struct {
+	node  *Node
+	hints sync.Map // pdpb.RegionID -> raftid.StoreID: who led, when this node has no replica
+	reads chan struct{}
+}
+
+func newStores(n *Node) *stores {
+	return &stores{node: n, reads: make(chan struct{}, remoteReadsMax)}
+}
+
+// register makes the other stores' requests for regions reach the replicas here.
+func (s *stores) register() {
+	s.node.net.HandleCall(methodWrite, s.serveWrite)
+	s.node.net.HandleCall(methodRead, s.serveRead)
+}
+
+// Write implements router.Stores.
+func (s *stores) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	h := s.node.regions.get(d.ID)
+	leader, here := s.leader(h, &d)
+	if here {
+		return writeHere(ctx, h.Replica, req)
+	}
+	if leader == 0 {
+		return nil, regionpb.ErrorOf(regionpb.NotLeader)
+	}
+	payload, err := regionpb.AppendWriteRequest(nil, req)
+	if err != nil {
+		return nil, err
+	}
+	data, err := s.call(ctx, leader, methodWrite, payload)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := regionpb.DecodeWriteResponse(data)
+	s.learn(d.ID, err)
+	return resp, err
+}
+
+// leader says where a region is led: by what the replica here knows, else by what others said
+// last, else where it was meant to be at first.
+func (s *stores) leader(h *hosted, d *pdpb.Descriptor) (leader raftid.StoreID, here bool) {
+	if h != nil {
+		return h.Leader()
+	}
+	if l, ok := s.hints.Load(d.ID); ok {
+		return l.(raftid.StoreID), false
+	}
+	return d.Peers[0].Store, false
+}
+
+// learn remembers where an answer says that the region is led.
+func (s *stores) learn(id pdpb.RegionID, err error) {
+	var re *regionpb.Error
+	if !errors.As(err, &re) || re.Code != regionpb.NotLeader {
+		return
+	}
+	if re.Leader == 0 {
+		s.hints.Delete(id)
+	} else {
+		s.hints.Store(id, re.Leader)
+	}
+}
+
+// call is a call of the transport with the router's notion of what was not sent.
+func (s *stores) call(ctx context.Context, to raftid.StoreID, m transport.Method, payload []byte) ([]byte, error) {
+	data, err := s.node.net.Call(ctx, to, m, payload)
+	if err != nil {
+		var ce *transport.CallError
+		if errors.As(err, &ce) && !ce.Sent {
+			return nil, fmt.Errorf("%w: %w", router.ErrNotSent, err)
+		}
+	}
+	return data, err
+}
+
+type outcome struct {
+	resp *pb.TxnResponse
+	err  error
+}
+
+// outcomes are channels of writes that were answered; one whose answer is still to come is left
+// to the garbage collector.
+var outcomes = sync.Pool{New: func() any { return make(chan outcome, 1) }}
+
+func writeHere(ctx context.Context, r *region.Replica, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	ch := outcomes.Get().(chan outcome)
+	r.Write(&region.Write{Txn: req.Txn, Cut: req.Cut, Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
+	select {
+	case o := <-ch:
+		outcomes.Put(ch)
+		return o.resp, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// serveWrite takes a write of another store; the answer comes from the group's owner.
+func (s *stores) serveWrite(_ context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+	req, err := regionpb.DecodeWriteRequest(payload)
+	if err != nil {
+		reply(nil, err)
+		return
+	}
+	answer := func(resp *pb.TxnResponse, err error) { reply(regionpb.AppendWriteResponse(nil, resp, err)) }
+	h := s.node.regions.get(req.Region)
+	if h == nil {
+		answer(nil, regionpb.ErrorOf(regionpb.RegionNotFound))
+		return
+	}
+	if d := h.Descriptor(); d.Epoch != req.Epoch {
+		answer(nil, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
+		return
+	}
+	h.Write(&region.Write{Txn: req.Txn, Cut: req.Cut, Reply: answer})
+}
+
+// Read implements router.Stores: on the replica here if there is one, else on the first peer that
+// is alive.
+func (s *stores) Read(ctx context.Context, d pdpb.Descriptor, req *regionpb.ReadRequest) (*regionpb.ReadResponse, error) {
+	if h := s.node.regions.get(d.ID); h != nil {
+		return h.Read(ctx, req)
+	}
+	data := regionpb.AppendReadRequest(nil, req)
+	err := error(regionpb.ErrorOf(regionpb.RegionNotFound))
+	for _, p := range d.Peers {
+		if !s.node.net.Alive(p.Store) {
+			continue
+		}
+		var answer []byte
+		if answer, err = s.call(ctx, p.Store, methodRead, data); err != nil {
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			continue
+		}
+		return regionpb.DecodeReadResponse(answer)
+	}
+	return nil, err
+}
+
+// serveRead reads for another store: at once on the stream's goroutine when it is small and this
+// replica is complete, else on one of a bounded number of goroutines.
+func (s *stores) serveRead(ctx context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+	req, err := regionpb.DecodeReadRequest(payload)
+	if err != nil {
+		reply(nil, err)
+		return
+	}
+	answer := func(resp *regionpb.ReadResponse, err error) {
+		var b []byte
+		if resp != nil {
+			b = make([]byte, 0, regionpb.ReadResponseSize(resp))
+		}
+		reply(regionpb.AppendReadResponse(b, resp, err), nil)
+	}
+	h := s.node.regions.get(req.Region)
+	if h == nil {
+		answer(nil, regionpb.ErrorOf(regionpb.RegionNotFound))
+		return
+	}
+	select {
+	case s.reads <- struct{}{}:
+	default:
+		answer(nil, regionpb.ErrorOf(regionpb.TooManyRequests))
+		return
+	}
+	s.node.wg.Go(func() {
+		defer func() { <-s.reads }()
+		resp, err := h.Read(ctx, req)
+		if err != nil && ctx.Err() != nil {
+			reply(nil, err)
+			return
+		}
+		answer(resp, err)
+	})
+}
