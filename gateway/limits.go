@@ -18,7 +18,7 @@ func (l *limits) enter(bytes int) bool {
 		l.requests.Add(-1)
 		return false
 	}
-	if held := l.bytes.Add(int64(bytes)); held > l.bytesMax && held != int64(bytes) {
+	if held := l.bytes.Add(int64(bytes)); bytes > 0 && held > l.bytesMax && held != int64(bytes) {
 		l.leave(bytes)
 		return false
 	}
