@@ -32,8 +32,9 @@ type Import struct {
 	maxMod   int64
 	versions int64
 
-	// Tests leave out one step of D3 to see a crash find it.
-	skipFirstFlush, skipLastFlush bool
+	// Tests leave out a step of D3 to see a crash find it, and act just before the ingest.
+	skipLastFlush bool
+	beforeIngest  func()
 }
 
 // NewImport prepares to replace span, and the position of group, by a stream of the same span.
@@ -140,15 +141,16 @@ func (i *Import) install(position []byte) error {
 	if err := i.data.closeTable(); err != nil {
 		return err
 	}
-	if !i.skipFirstFlush {
-		if err := e.Flush(); err != nil {
-			return err
-		}
+	if err := e.Flush(); err != nil {
+		return err
 	}
 	rest := i.newTables("rest")
 	delta, err := i.stageRest(&rest, position)
 	if err != nil {
 		return err
+	}
+	if i.beforeIngest != nil {
+		i.beforeIngest()
 	}
 	// Visible slots are looked up from the moment they are visible.
 	raise(&e.maxMod, i.maxMod)
@@ -180,6 +182,7 @@ func (i *Import) install(position []byte) error {
 func (i *Import) stageRest(t *tables, position []byte) (delta int64, err error) {
 	defer func() { err = errors.Join(err, t.closeTable()) }()
 	stale := i.newSorter("stale")
+	stale.bytesMax = i.fresh.bytesMax
 	delta = i.logical
 	var v mvcc.Version
 	err = i.e.eachVersion(i.span, func(key, value []byte) error {
