@@ -214,7 +214,8 @@ func (g *Group) reconcile() error {
 			h = wal.HardState{Term: g.cfg.AppliedTerm}
 		}
 		h.Commit = applied
-		g.append(&wal.Record{Reset: &wal.Position{Index: applied, Term: g.cfg.AppliedTerm}, Hard: &h}, nil)
+		hard := h // the log keeps what it is given
+		g.append(&wal.Record{Reset: &wal.Position{Index: applied, Term: g.cfg.AppliedTerm}, Hard: &hard}, nil)
 	}
 	h.Commit = max(h.Commit, applied, g.log.Start().Index)
 	if last := g.log.LastIndex(); h.Commit > last {

@@ -80,9 +80,12 @@ func (g *Group) slowestFollower() uint64 {
 	return lowest
 }
 
+// wake ends sleep; a leader then stays awake for at least QuiesceTicks. Messages to a leader that
+// is awake do not put sleep off by themselves: answers to heartbeats come all the time.
 func (g *Group) wake() {
-	g.asleep = false
-	g.idleTicks = 0
+	if g.asleep {
+		g.asleep, g.idleTicks = false, 0
+	}
 }
 
 // control takes a message that raft does not know.
