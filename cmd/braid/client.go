@@ -30,7 +30,14 @@ type clientFlags struct {
 	output             string
 }
 
-func (f *clientFlags) register(fs *pflag.FlagSet) {
+func (f *clientFlags) register(cmd *cobra.Command) {
+	fs := cmd.PersistentFlags()
+	cmd.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "endpoint" {
+			name = "endpoints"
+		}
+		return pflag.NormalizedName(name)
+	})
 	fs.StringSliceVar(&f.endpoints, "endpoints", []string{"127.0.0.1:2379"}, "nodes to ask, tried in turn")
 	fs.StringVar(&f.tls.TrustedCAFile, "cacert", "", "verify certificates of servers using this CA bundle")
 	fs.StringVar(&f.tls.CertFile, "cert", "", "identify the client using this TLS certificate file")

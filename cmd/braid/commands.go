@@ -94,7 +94,7 @@ func regionCommand() *cobra.Command {
 				return printRegions(cmd.OutOrStdout(), f.output, rs, names(&pd))
 			})
 		}}
-	transfer := &cobra.Command{Use: "transfer REGION STORE", Short: "move a region's leadership to its replica on a store (name or hexadecimal id)", Args: exactArgs(2),
+	transfer := &cobra.Command{Use: "transfer REGION STORE", Short: "move a region's leadership to its replica on a store (name or id)", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 64)
 			if err != nil || id == 0 {
@@ -133,7 +133,7 @@ func regionCommand() *cobra.Command {
 			})
 		}}
 	cmd := group("region", "see regions and move their leadership", list, transfer)
-	f.register(cmd.PersistentFlags())
+	f.register(cmd)
 	return cmd
 }
 
@@ -149,7 +149,7 @@ func pdCommand() *cobra.Command {
 				return printPD(cmd.OutOrStdout(), f.output, &pd)
 			})
 		}}
-	transfer := &cobra.Command{Use: "transfer STORE", Short: "move the placement group's leadership to a store (name or hexadecimal id)", Args: exactArgs(1),
+	transfer := &cobra.Command{Use: "transfer STORE", Short: "move the placement group's leadership to a store (name or id)", Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.with(cmd, func(ctx context.Context, c *admin.Client) error {
 				pd, err := c.PD(ctx)
@@ -174,7 +174,7 @@ func pdCommand() *cobra.Command {
 			})
 		}}
 	cmd := group("pd", "see the placement group and move its leadership", status, transfer)
-	f.register(cmd.PersistentFlags())
+	f.register(cmd)
 	return cmd
 }
 
@@ -201,18 +201,12 @@ func until(ctx context.Context, fn func() (bool, error)) error {
 	}
 }
 
-// storeID finds a store by name or by hexadecimal id.
+// storeID finds a store by name, or by id as people see it (hexadecimal) or as JSON has it
+// (decimal). It has to exist, so that one number cannot be taken for another.
 func storeID(pd *admin.PD, s string) (uint64, error) {
 	for _, st := range pd.Stores {
-		if st.Name == s {
+		if st.Name == s || fmt.Sprintf("%x", st.ID) == s || fmt.Sprint(st.ID) == s {
 			return st.ID, nil
-		}
-	}
-	if id, err := strconv.ParseUint(s, 16, 64); err == nil {
-		for _, st := range pd.Stores {
-			if st.ID == id {
-				return id, nil
-			}
 		}
 	}
 	return 0, fmt.Errorf("no store has the name or id %q; braid pd status shows them", s)

@@ -81,7 +81,7 @@ func TestExitStatus(t *testing.T) {
 		{"idle", "--version", 0, "etcd Version: 3.7.3\n", ""},
 		{"idle", "--help", 0, "--listen-client-urls", ""},
 		{"idle", "--dta-dir=x", 2, "", "braid: unknown flag --dta-dir; did you mean --data-dir?"},
-		{"idle", "--max-txn-ops=x", 2, "", `braid: invalid value "x" for --max-txn-ops`},
+		{"idle", "--max-txn-ops=x", 2, "", `braid: invalid value "x" for flag -max-txn-ops`},
 		{"idle", "--name=a positional", 2, "", `"positional" is not a valid flag`},
 		{"idle", "regoin list", 2, "", `unknown command "regoin"`},
 		{"idle", "region lits", 2, "", "did you mean list?"},
@@ -214,7 +214,7 @@ func TestAdminCommands(t *testing.T) {
 		}
 	}()
 	// A dead endpoint first: the next one is asked.
-	eps := "--endpoints=127.0.0.1:1,http://" + lis.Addr().String()
+	eps := "--endpoint=127.0.0.1:1,http://" + lis.Addr().String()
 	for _, tc := range []struct {
 		args   string
 		status int
@@ -225,7 +225,9 @@ func TestAdminCommands(t *testing.T) {
 			"3       \"m\"      (end)  n1      n1,n2     1      6     21       40        1\n"},
 		{"region transfer 3 n2", 0, "region 3 is led by n2\n"},
 		{"region transfer 2 b2", 0, "region 2 is led by n2\n"},
-		{"region list -o json", 0, `"leader_store": 178`},
+		{"region transfer 2 161", 0, "region 2 is led by n1\n"},
+		{"region transfer 2 n2", 0, "region 2 is led by n2\n"},
+		{"region list -o json", 0, `"leaderStore": 178`},
 		{"region transfer 9 n2", 1, "region 9: not found"},
 		{"region transfer 3 n9", 1, `no store has the name or id "n9"`},
 		{"pd transfer n2", 0, "the placement group is led by n2\n"},

@@ -66,24 +66,34 @@ func table(w io.Writer, heading string, rows [][]string) error {
 
 func printRegions(w io.Writer, format string, rs []admin.Region, n storeNames) error {
 	if format == "json" {
+		type peer struct {
+			Replica uint64 `json:"replica"`
+			Store   uint64 `json:"store"`
+		}
 		type region struct {
-			ID            uint64       `json:"id"`
-			Start         []byte       `json:"start_key"`
-			End           []byte       `json:"end_key"` // null: no upper bound
-			Epoch         uint64       `json:"epoch"`
-			Incarnation   uint32       `json:"incarnation"`
-			Peers         []admin.Peer `json:"peers"`
-			Leader        uint64       `json:"leader_store"`
-			Term          uint64       `json:"term"`
-			AppliedIndex  uint64       `json:"applied_index"`
-			Revision      int64        `json:"revision"`
-			ItemsRetained uint64       `json:"items_retained"`
+			ID            uint64 `json:"id"`
+			Start         []byte `json:"startKey"`
+			End           []byte `json:"endKey"` // null: no upper bound
+			Epoch         uint64 `json:"epoch"`
+			Incarnation   uint32 `json:"incarnation"`
+			Peers         []peer `json:"peers"`
+			Leader        uint64 `json:"leaderStore"`
+			Term          uint64 `json:"term"`
+			AppliedIndex  uint64 `json:"appliedIndex"`
+			Revision      int64  `json:"revision"`
+			ItemsRetained uint64 `json:"itemsRetained"`
 		}
 		out := make([]region, len(rs))
 		for i, r := range rs {
-			out[i] = region{r.ID, r.Start, r.End, r.Epoch, r.Incarnation, r.Peers, r.LeaderStore, r.Term, r.AppliedIndex, r.Revision, r.ItemsRetained}
+			peers := make([]peer, len(r.Peers))
+			for j, p := range r.Peers {
+				peers[j] = peer(p)
+			}
+			out[i] = region{r.ID, r.Start, r.End, r.Epoch, r.Incarnation, peers, r.LeaderStore, r.Term, r.AppliedIndex, r.Revision, r.ItemsRetained}
 		}
-		return printJSON(w, out)
+		return printJSON(w, struct {
+			Regions []region `json:"regions"`
+		}{out})
 	}
 	rows := make([][]string, len(rs))
 	for i, r := range rs {
@@ -106,9 +116,9 @@ func printPD(w io.Writer, format string, pd *admin.PD) error {
 		type store struct {
 			ID         uint64   `json:"id"`
 			Name       string   `json:"name"`
-			PeerURLs   []string `json:"peer_urls"`
-			ClientURLs []string `json:"client_urls"`
-			PDVoter    bool     `json:"pd_voter"`
+			PeerURLs   []string `json:"peerURLs"`
+			ClientURLs []string `json:"clientURLs"`
+			PDVoter    bool     `json:"pdVoter"`
 			Alive      bool     `json:"alive"`
 		}
 		stores := make([]store, len(pd.Stores))
@@ -116,17 +126,17 @@ func printPD(w io.Writer, format string, pd *admin.PD) error {
 			stores[i] = store(s)
 		}
 		return printJSON(w, struct {
-			ClusterID       uint64  `json:"cluster_id"`
+			ClusterID       uint64  `json:"clusterID"`
 			Mode            string  `json:"mode"`
-			Leader          uint64  `json:"leader_store"`
+			Leader          uint64  `json:"leaderStore"`
 			Term            uint64  `json:"term"`
-			AppliedIndex    uint64  `json:"applied_index"`
+			AppliedIndex    uint64  `json:"appliedIndex"`
 			Cut             uint64  `json:"cut"`
 			Revision        int64   `json:"revision"`
-			CompactRevision int64   `json:"compact_revision"`
+			CompactRevision int64   `json:"compactRevision"`
 			Fence           uint64  `json:"fence"`
 			Regions         uint64  `json:"regions"`
-			ItemsRetained   uint64  `json:"items_retained"`
+			ItemsRetained   uint64  `json:"itemsRetained"`
 			Stores          []store `json:"stores"`
 		}{pd.ClusterID, mode, pd.LeaderStore, pd.Term, pd.AppliedIndex, pd.Cut, pd.Revision, pd.CompactRevision, pd.Fence, pd.Regions, pd.ItemsRetained, stores})
 	}

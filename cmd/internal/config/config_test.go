@@ -124,6 +124,9 @@ func TestFates(t *testing.T) {
 			t.Errorf("%s: %v, want silence", arg, p.Notices)
 		}
 	}
+	if _, err := Parse([]string{"--v2-deprecation", "not-yet"}, nil); err == nil || err.Error() != `invalid value "not-yet" for flag -v2-deprecation: invalid value "not-yet"` {
+		t.Errorf("got %v, want etcd's text", err)
+	}
 	p := parse(t, []string{"--snapshot-count=100", "--initial-cluster-token", "x", "--initial-cluster-token", "y", "--v2-deprecation=gone"})
 	if len(p.Notices) != 2 || p.Config.Inert["snapshot-count"] != "100" || p.Config.InitialClusterToken != "y" {
 		t.Errorf("inert flags: notices %v, config %v %v", p.Notices, p.Config.Inert, p.Config)

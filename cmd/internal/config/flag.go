@@ -53,8 +53,10 @@ type Flag struct {
 	// Why is shown when an inert or later flag is given.
 	Why string
 	// also lists values of a later flag, besides the default, that ask for nothing.
-	also  []string
-	value value // nil for flags that Parse handles itself and for those without effect
+	also []string
+	// choices are the only values that a flag without effect accepts; empty: any of its kind.
+	choices []string
+	value   value // nil for flags that Parse handles itself and for those without effect
 }
 
 // Env is the environment variable of the flag.
@@ -64,6 +66,9 @@ func (f *Flag) Env() string {
 
 // check parses v by kind only, so that inert and later flags still refuse nonsense.
 func (f *Flag) check(v string) error {
+	if len(f.choices) > 0 && !slices.Contains(f.choices, v) {
+		return fmt.Errorf("invalid value %q", v)
+	}
 	var err error
 	switch f.Kind {
 	case Int:
