@@ -94,9 +94,10 @@ type ClientCore struct {
 	reporting    []*sub // in the request in flight
 	pulling      bool   // the local member was asked to pull
 
-	needSub  []pdpb.RegionID // to be subscribed
-	drop     []pdpb.RegionID // to be unsubscribed
-	closing  []Request       // streams elsewhere that still talk to us
+	needSub  []pdpb.RegionID            // to be subscribed
+	drop     []pdpb.RegionID            // to be unsubscribed
+	left     map[pdpb.RegionID]struct{} // unsubscribed in this session
+	closing  []Request                  // streams elsewhere that still talk to us
 	unacked  int
 	subsSent time.Duration
 
@@ -165,7 +166,7 @@ type clientEvent struct {
 // NewClientCore returns a client that follows its own member, or the first one.
 func NewClientCore(o ClientOptions) *ClientCore {
 	o.setDefaults()
-	c := &ClientCore{opts: o, id: o.Session, subs: map[pdpb.RegionID]*sub{}, newest: pdpb.Mark{Rev: FirstRevision, Floor: NoFloor}}
+	c := &ClientCore{opts: o, id: o.Session, subs: map[pdpb.RegionID]*sub{}, left: map[pdpb.RegionID]struct{}{}, newest: pdpb.Mark{Rev: FirstRevision, Floor: NoFloor}}
 	c.stream.session = o.Session
 	c.SetMembers(o.Members)
 	return c
@@ -198,7 +199,13 @@ func (c *ClientCore) Register(id pdpb.RegionID, have uint64) {
 	c.Unregister(id)
 	c.subs[id] = &sub{id: id, oldNewest: have}
 	c.unacked++
-	c.needSub = append(c.needSub, id)
+	if _, ok := c.left[id]; ok {
+		// An acknowledgement of the subscription before may still be on its way and would be
+		// taken for this one's. In a new session it cannot be.
+		c.openStream(c.stream.member)
+	} else {
+		c.needSub = append(c.needSub, id)
+	}
 	c.step()
 }
 
@@ -213,6 +220,7 @@ func (c *ClientCore) Unregister(id pdpb.RegionID) {
 	}
 	delete(c.subs, id)
 	c.drop = append(c.drop, id)
+	c.left[id] = struct{}{}
 	s.id = 0 // lists may still hold it
 	c.step()
 }
@@ -274,6 +282,7 @@ func (c *ClientCore) openStream(member raftid.StoreID) {
 	c.unacked = len(c.subs)
 	c.needSub = slices.Sorted(maps.Keys(c.subs))
 	c.drop = nil
+	clear(c.left)
 	c.subReqs = lane{}
 	c.marks = lane{}
 	c.asked = 0
@@ -329,6 +338,7 @@ func (c *ClientCore) Changed(id pdpb.RegionID, leading bool) {
 	}
 	s.leading = leading
 	if leading {
+		s.due = 0
 		c.markDirty(s)
 	} else {
 		c.later(s)

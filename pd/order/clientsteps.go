@@ -163,6 +163,9 @@ func (c *ClientCore) Done(id uint64, r *Reply, err error) (token uint64, read bo
 		if r != nil && r.Directory != nil {
 			c.dirHave = max(c.dirHave, r.Directory.Version)
 		}
+		if c.dirHave < c.dirVersion {
+			c.dirReqs.retryAt = c.now + c.opts.RetryAfter
+		}
 	default:
 		for i, e := range c.events {
 			if end(&e.lane) {
@@ -226,7 +229,9 @@ func (c *ClientCore) expire(l *lane) {
 	if l.id == 0 || c.now-l.since < c.opts.CallTimeout {
 		return
 	}
-	c.leaderAnswered(nil)
+	if l != &c.marks && l != &c.subReqs && l != &c.dirReqs {
+		c.leaderAnswered(nil)
+	}
 	if l == &c.reports {
 		for _, s := range c.reporting {
 			if s.id != 0 {
@@ -297,12 +302,13 @@ func (c *ClientCore) tickStream() {
 	}
 }
 
-func (c *ClientCore) anotherMember(than raftid.StoreID) raftid.StoreID {
+// anotherMember returns the next member in turn that is none of these; zero when there is none.
+func (c *ClientCore) anotherMember(than ...raftid.StoreID) raftid.StoreID {
 	n := len(c.opts.Members)
 	for range n {
 		m := c.opts.Members[c.nextMember%n]
 		c.nextMember++
-		if m != than {
+		if !slices.Contains(than, m) {
 			return m
 		}
 	}
@@ -318,9 +324,7 @@ func (c *ClientCore) toLeader(m Method) (Request, bool) {
 			return Request{}, false
 		}
 	} else if to != c.opts.Self && c.leaderFails >= 2 && c.leaderFails%4 != 3 {
-		if v := c.anotherMember(to); v != c.opts.Self {
-			via = v
-		}
+		via = c.anotherMember(to, c.opts.Self)
 	}
 	c.id++
 	return Request{ID: c.id, To: to, Via: via, Method: m}, true
