@@ -21,6 +21,10 @@ type command struct {
 	fault   *regionpb.Error
 	effects []regionpb.Effect
 	bytes   int // of effects and answer, for the in-flight limit
+
+	// Room for what a plain put needs, so that it costs no further allocations.
+	fixRoom    [2]fix
+	effectRoom [1]regionpb.Effect
 }
 
 // verdict is what evaluation came to.
@@ -77,7 +81,8 @@ func (e *evaluator) run(cmd *command, txn *pb.TxnRequest) (verdict, error) {
 	path := e.path
 	if cmd.fault = e.check(txn, &path); e.err == nil && cmd.fault == nil {
 		path = e.path
-		resp := &pb.TxnResponse{Header: &pb.ResponseHeader{}}
+		cmd.tmpl.fixes, cmd.effects = cmd.fixRoom[:0], cmd.effectRoom[:0]
+		resp := newTxnResponse()
 		e.execute(txn, &path, resp)
 		e.stamp(&resp.Header.Revision)
 		cmd.tmpl.resp = resp
@@ -125,16 +130,23 @@ func (e *evaluator) execute(txn *pb.TxnRequest, path *[]bool, resp *pb.TxnRespon
 		resp.Responses = make([]*pb.ResponseOp, len(ops))
 	}
 	for i, op := range ops {
+		if r, ok := op.Request.(*pb.RequestOp_RequestPut); ok {
+			a := newPutAnswer()
+			resp.Responses[i] = &a.op
+			e.put(r.RequestPut, &a.resp)
+			if e.err != nil {
+				return
+			}
+			continue
+		}
 		out := &pb.ResponseOp{}
 		switch r := op.Request.(type) {
 		case *pb.RequestOp_RequestRange:
 			out.Response = &pb.ResponseOp_ResponseRange{ResponseRange: e.rangeOp(r.RequestRange)}
-		case *pb.RequestOp_RequestPut:
-			out.Response = &pb.ResponseOp_ResponsePut{ResponsePut: e.put(r.RequestPut)}
 		case *pb.RequestOp_RequestDeleteRange:
 			out.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: e.deleteRange(r.RequestDeleteRange)}
 		case *pb.RequestOp_RequestTxn:
-			inner := &pb.TxnResponse{Header: &pb.ResponseHeader{}}
+			inner := newTxnResponse()
 			e.execute(r.RequestTxn, path, inner)
 			out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: inner}
 		}

@@ -20,11 +20,11 @@ func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
 	return nil
 }
 
-func (e *evaluator) put(r *pb.PutRequest) *pb.PutResponse {
-	resp := &pb.PutResponse{Header: &pb.ResponseHeader{}}
+// put runs a put and fills in resp.
+func (e *evaluator) put(r *pb.PutRequest, resp *pb.PutResponse) {
 	prev, exists := e.get(r.GetKey())
 	if e.err != nil {
-		return resp
+		return
 	}
 	own := revision{num: &e.cmd.num}
 	next := pending{mod: own, create: own, version: 1, lease: r.GetLease(), value: r.GetValue()}
@@ -48,7 +48,6 @@ func (e *evaluator) put(r *pb.PutRequest) *pb.PutResponse {
 	}
 	e.write(effect, next)
 	e.stamp(&resp.Header.Revision)
-	return resp
 }
 
 // write makes an effect of the command visible to what is evaluated after it.

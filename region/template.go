@@ -52,3 +52,27 @@ func (t *template) fill(before mvcc.Revision) *pb.TxnResponse {
 	}
 	return t.resp
 }
+
+// newTxnResponse makes a response with its header in one allocation.
+func newTxnResponse() *pb.TxnResponse {
+	a := &struct {
+		resp pb.TxnResponse
+		head pb.ResponseHeader
+	}{}
+	a.resp.Header = &a.head
+	return &a.resp
+}
+
+// putAnswer is everything that the answer to a put consists of.
+type putAnswer struct {
+	op    pb.ResponseOp
+	union pb.ResponseOp_ResponsePut
+	resp  pb.PutResponse
+	head  pb.ResponseHeader
+}
+
+func newPutAnswer() *putAnswer {
+	a := &putAnswer{}
+	a.op.Response, a.union.ResponsePut, a.resp.Header = &a.union, &a.resp, &a.head
+	return a
+}

@@ -1,0 +1,209 @@
+package regionpb
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"reflect"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+)
+
+var testDescriptor = pdpb.Descriptor{ID: 9, Span: mvcc.Span{Start: []byte("a"), End: []byte("n")}, Epoch: 4, Incarnation: 2,
+	StartIndex: 10, StartTerm: 5, Peers: []pdpb.Peer{{Replica: 1, Store: 1 << 60}, {Replica: 2, Store: 7}}}
+
+var testEntry = Entry{Term: 7, Index: 300, Fence: 2,
+	Seals: []pdpb.Item{
+		{Region: 9, Incarnation: 2, N: 41, Cut: 900, Upto: 280, UptoTerm: 7, Cum: 1 << 40, Count: 3, Base: 77, Fence: 1},
+		{Region: 9, Incarnation: 2, N: 42, Cut: 901, Upto: 290, UptoTerm: 7, Cum: 1<<40 + 2, Count: 2, Base: 90, Fence: 2},
+	},
+	Commands: []Command{
+		{Effects: []Effect{
+			{Key: []byte("k"), Value: bytes.Repeat([]byte("v"), 200), Version: 3, CreateKind: CreateKnown, Create: 1 << 33, Lease: -5},
+			{Key: []byte("gone"), Delete: true},
+			{Key: []byte("new"), Version: 1, CreateKind: CreateNew},
+		}},
+		{},
+		{Effects: []Effect{{Key: []byte("k"), Value: []byte("w"), Version: 4, CreateKind: CreateResolve, Lease: math.MaxInt64}}},
+	}}
+
+func TestEntryRoundTrip(t *testing.T) {
+	for _, e := range []*Entry{&testEntry, {Term: 1, Index: 1}, {Term: 1, Index: 2, Seals: testEntry.Seals[1:]}} {
+		data := e.Encode()
+		if len(data) != e.Size() {
+			t.Errorf("Size is %d, the encoding has %d bytes", e.Size(), len(data))
+		}
+		var got Entry
+		got.Commands = make([]Command, 9) // a reused one, with other content
+		if err := DecodeEntry(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		if again := got.Encode(); !bytes.Equal(again, data) {
+			t.Errorf("%+v came back as %+v", e, got)
+		}
+		s, err := Peek(data)
+		if err != nil || s.Term != e.Term || s.Index != e.Index || s.Fence != e.Fence || s.Count != e.Count() ||
+			s.Silent() != e.Silent() || !reflect.DeepEqual(s.Seals, e.Seals) || s.Resolves != e.resolves() {
+			t.Errorf("summary of %+v: %+v, %v", e, s, err)
+		}
+		for n := range data {
+			if err := DecodeEntry(data[:n], &got); !errors.Is(err, ErrCorrupt) {
+				t.Errorf("cut to %d of %d bytes: %v", n, len(data), err)
+			}
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { testEntry.Encode() }); n != 1 {
+		t.Errorf("encoding allocates %v times", n)
+	}
+	e := testEntry
+	e.Seals = nil
+	data := e.Encode()
+	var got Entry
+	if n := testing.AllocsPerRun(100, func() { must(DecodeEntry(data, &got)) }); n != 0 {
+		t.Errorf("decoding into a used entry allocates %v times", n)
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func TestMetaEntry(t *testing.T) {
+	data := EncodeMeta([]byte("cut"))
+	s, err := Peek(data)
+	if err != nil || !s.Meta || s.Silent() {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if p, ok := DecodeMeta(data); !ok || string(p) != "cut" {
+		t.Fatalf("%q %v", p, ok)
+	}
+	if _, ok := DecodeMeta(testEntry.Encode()); ok {
+		t.Fatal("an entry was taken for a meta command")
+	}
+}
+
+func TestPositionRoundTrip(t *testing.T) {
+	p := Position{Index: 1, Term: 2, Item: 3, Upto: 4, UptoTerm: 5, Cut: 6, Revision: 7, Cum: 8, Fence: 9, Sealed: 10,
+		ConfIndex: 11, ConfState: []byte{1}, Floor: -1, Descriptor: testDescriptor, Meta: []byte("m")}
+	data := p.Append(nil)
+	got, err := DecodePosition(data)
+	if err != nil || !reflect.DeepEqual(got, p) {
+		t.Fatalf("%+v came back as %+v, %v", p, got, err)
+	}
+	p.Descriptor.Span.End, p.Meta, p.ConfState, p.Descriptor.Peers = nil, nil, nil, nil
+	got, err = DecodePosition(p.Append(nil))
+	if err != nil || !reflect.DeepEqual(got, p) {
+		t.Fatalf("%+v came back as %+v, %v", p, got, err)
+	}
+	data[0] = 9
+	if _, err := DecodePosition(data); !errors.Is(err, ErrCorrupt) {
+		t.Fatalf("an unknown version: %v", err)
+	}
+}
+
+func TestRPCRoundTrip(t *testing.T) {
+	w := &WriteRequest{Region: 9, Epoch: 3, Cut: 12, Txn: &pb.TxnRequest{Success: []*pb.RequestOp{
+		{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}}}}
+	data, err := AppendWriteRequest(nil, w)
+	must(err)
+	gw, err := DecodeWriteRequest(data)
+	if err != nil || gw.Region != w.Region || gw.Epoch != w.Epoch || gw.Cut != w.Cut || !proto.Equal(gw.Txn, w.Txn) {
+		t.Fatalf("%+v, %v", gw, err)
+	}
+
+	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: 5}, Succeeded: true}
+	data, err = AppendWriteResponse(nil, resp, nil)
+	must(err)
+	if got, err := DecodeWriteResponse(data); err != nil || !proto.Equal(got, resp) {
+		t.Fatalf("%v, %v", got, err)
+	}
+	d := testDescriptor
+	want := &Error{Code: EpochMismatch, Leader: 1 << 63, Descriptor: &d}
+	data, err = AppendWriteResponse(nil, nil, want)
+	must(err)
+	var got *Error
+	if _, err := DecodeWriteResponse(data); !errors.As(err, &got) || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%v came back as %v", want, err)
+	}
+
+	r := &ReadRequest{Region: 9, Epoch: 3, Cut: 12, Rev: 44, Span: mvcc.Span{Start: []byte("a"), End: []byte{}}, Limit: 3,
+		KeysOnly: true, WantCount: true, MinMod: 4, MaxCreate: 9, MaxBytes: 100}
+	gr, err := DecodeReadRequest(AppendReadRequest(nil, r))
+	if err != nil || !reflect.DeepEqual(gr, r) {
+		t.Fatalf("%+v came back as %+v, %v", r, gr, err)
+	}
+
+	rr := &ReadResponse{Count: 7, More: true, Resume: []byte("m"), Rev: 44, Now: 50, LimitHit: true, KVs: []*mvccpb.KeyValue{
+		{Key: []byte("a"), Value: []byte("1"), CreateRevision: 4, ModRevision: 9, Version: 3, Lease: -7}, {Key: []byte("b")}}}
+	data = AppendReadResponse(make([]byte, 0, ReadResponseSize(rr)), rr, nil)
+	if len(data) > ReadResponseSize(rr) {
+		t.Errorf("%d bytes, the bound is %d", len(data), ReadResponseSize(rr))
+	}
+	grr, err := DecodeReadResponse(data)
+	if err != nil || grr.Count != 7 || !grr.More || string(grr.Resume) != "m" || grr.Rev != 44 || grr.Now != 50 || !grr.LimitHit || len(grr.KVs) != 2 {
+		t.Fatalf("%+v, %v", grr, err)
+	}
+	for i := range rr.KVs {
+		if !proto.Equal(grr.KVs[i], rr.KVs[i]) {
+			t.Errorf("%v came back as %v", rr.KVs[i], grr.KVs[i])
+		}
+	}
+	if _, err := DecodeReadResponse(AppendReadResponse(nil, nil, ErrorOf(Compacted))); !errors.Is(err, ErrorOf(Compacted)) {
+		t.Fatalf("%v", err)
+	}
+}
+
+// FuzzDecode: no input makes a decoder panic or ask for much memory, and what is accepted says
+// the same when it is written again.
+func FuzzDecode(f *testing.F) {
+	f.Add(testEntry.Encode())
+	f.Add(EncodeMeta([]byte("x")))
+	p := Position{Descriptor: testDescriptor}
+	f.Add(p.Append(nil))
+	f.Add(AppendReadRequest(nil, &ReadRequest{Limit: 4, MinMod: 3}))
+	f.Add(AppendReadResponse(nil, &ReadResponse{KVs: []*mvccpb.KeyValue{{Key: []byte("k")}}}, nil))
+	f.Add(AppendReadResponse(nil, nil, &Error{Code: EpochMismatch, Descriptor: &testDescriptor}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var e, e2 Entry
+		if DecodeEntry(data, &e) == nil {
+			again := e.Encode()
+			if len(again) != e.Size() {
+				t.Fatalf("size %d, length %d", e.Size(), len(again))
+			}
+			must(DecodeEntry(again, &e2))
+			if !bytes.Equal(e2.Encode(), again) {
+				t.Fatalf("%+v is not stable", e)
+			}
+			if _, err := Peek(again); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if p, err := DecodePosition(data); err == nil {
+			q, err := DecodePosition(p.Append(nil))
+			if err != nil || !reflect.DeepEqual(p, q) {
+				t.Fatalf("%+v, %+v, %v", p, q, err)
+			}
+		}
+		if r, err := DecodeReadRequest(data); err == nil {
+			q, err := DecodeReadRequest(AppendReadRequest(nil, r))
+			if err != nil || !reflect.DeepEqual(r, q) {
+				t.Fatalf("%+v, %+v, %v", r, q, err)
+			}
+		}
+		if r, err := DecodeReadResponse(data); err == nil {
+			if _, err := DecodeReadResponse(AppendReadResponse(nil, r, nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, _ = DecodeWriteRequest(data)
+		_, _ = DecodeWriteResponse(data)
+	})
+}
