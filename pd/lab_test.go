@@ -33,12 +33,13 @@ type lab struct {
 	net       []func()
 	now       time.Duration
 	calm      bool
+	sessions  uint64
 
 	acked  pdpb.Cut // highest cut whose items a leader's store has seen: what users could know
 	items  map[[2]uint64]pdpb.Item
 	newest map[pdpb.Cut]map[pdpb.RegionID]uint64 // newest item of each region as of a cut
 	err    error
-	stats  struct{ restarts, snapshots, elections, cuts, reads int }
+	stats  struct{ restarts, snapshots, elections, cuts, reads, marks int }
 }
 
 // labNode is a store: a member of pd, a client, and a replica of every region.
@@ -77,16 +78,19 @@ type labReplica struct {
 	upto   uint64
 }
 
-func newLab(t *testing.T, seed int64, stores, regions int, mut Mutants) *lab {
+// newLab makes a cluster of stores, the first members of which have a member of pd.
+func newLab(t *testing.T, seed int64, members, stores, regions int, mut Mutants) *lab {
 	l := &lab{
 		t: t, rnd: rand.New(rand.NewSource(seed)), mutants: mut,
 		items: map[[2]uint64]pdpb.Item{}, newest: map[pdpb.Cut]map[pdpb.RegionID]uint64{},
 	}
 	b := &Bootstrap{ClusterID: 7}
-	var members []raftid.StoreID
+	var ids []raftid.StoreID
 	for i := range stores {
 		id := raftid.StoreID(i + 1)
-		members = append(members, id)
+		if i < members {
+			ids = append(ids, id)
+		}
 		b.Stores = append(b.Stores, pdpb.Store{ID: id, Name: fmt.Sprintf("n%d", i+1)})
 	}
 	for i := range regions {
@@ -106,7 +110,7 @@ func newLab(t *testing.T, seed int64, stores, regions int, mut Mutants) *lab {
 	for i := range stores {
 		n := &labNode{lab: l, id: raftid.StoreID(i + 1)}
 		l.nodes = append(l.nodes, n)
-		n.start(b, members)
+		n.start(b, ids)
 		for _, g := range l.regions {
 			c := &labReplica{node: n, region: g, got: map[uint64]pdpb.Item{}}
 			n.copies = append(n.copies, c)
@@ -119,10 +123,14 @@ func newLab(t *testing.T, seed int64, stores, regions int, mut Mutants) *lab {
 func (n *labNode) start(b *Bootstrap, members []raftid.StoreID) {
 	l := n.lab
 	n.boot, n.members = b, members
+	l.sessions += 1e6
 	n.client = order.NewClient(order.ClientConfig{
-		ClientOptions: order.ClientOptions{Self: n.id, Members: members, Session: uint64(l.now) + 1, Mutants: l.mutants.Mutants},
+		ClientOptions: order.ClientOptions{Self: n.id, Members: members, Session: l.sessions, Mutants: l.mutants.Mutants},
 		Net:           n,
 	})
+	if int(n.id) > len(members) {
+		return
+	}
 	r, err := NewReplica(Config{
 		Store: n.id, Wake: func() { n.work = true }, Bootstrap: b, Local: n.client, Sender: n, Net: n,
 		StoreOf: func(r raftid.ReplicaID) (raftid.StoreID, bool) { return raftid.StoreID(r), true },
@@ -230,7 +238,7 @@ func (n *labNode) append(data []byte) uint64 {
 // hear tells a node about the newest term.
 func (n *labNode) hear() {
 	l := n.lab
-	if l.leader == nil || n == l.leader || n.role.Term == l.term {
+	if n.replica == nil || l.leader == nil || n == l.leader || n.role.Term == l.term {
 		return
 	}
 	n.tail, n.pending, n.reads = nil, nil, nil
@@ -277,7 +285,7 @@ func (n *labNode) restart() {
 	l.stats.restarts++
 	if l.leader == n {
 		l.commit()
-		l.leader = nil
+		l.leader = nil // what is in its tail was not durable
 	}
 	n.role, n.tail, n.pending, n.reads, n.known = raftstore.Role{}, nil, nil, nil, 0
 	if n.cp != nil {
@@ -293,6 +301,9 @@ func (n *labNode) restart() {
 // snapshot gives a node that lags the state of another one.
 func (n *labNode) snapshot(from *labNode) {
 	l := n.lab
+	if n.replica == nil || from.replica == nil {
+		return
+	}
 	index, term := from.replica.Applied()
 	if n == l.leader || n.role.Leading || index <= n.known {
 		return
@@ -323,6 +334,9 @@ func (n *labNode) snapshot(from *labNode) {
 // step lets a node learn commits and work.
 func (n *labNode) step() {
 	l := n.lab
+	if n.replica == nil {
+		return
+	}
 	if n != l.leader && (n.role.Term == l.term || l.calm) {
 		n.hear()
 		k := uint64(l.rnd.Intn(len(l.committed) - int(n.known) + 1))
@@ -465,6 +479,14 @@ func (l *lab) read(n *labNode) {
 	n.client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
 		if err == nil {
 			l.stats.reads++
+			g := l.regions[l.rnd.Intn(len(l.regions))]
+			n.client.WaitMarkFunc(g.id, p.Cut, func(err error) {
+				mark, newest, ok := n.client.State(g.id)
+				if err == nil && (!ok || mark.Cut < p.Cut || newest < l.newest[p.Cut][g.id]) {
+					l.fail("S4: waited for cut %d of region %d, got %v newest %d %v", p.Cut, g.id, mark, newest, ok)
+				}
+				l.stats.marks++
+			})
 		}
 		if err == nil && p.Cut < acked {
 			l.fail("S1: read point %v, but cut %d was acknowledged before it was asked for", p, acked)
@@ -491,7 +513,7 @@ func (l *lab) tick(d time.Duration) {
 	l.now += d
 	for _, n := range l.nodes {
 		n.client.Tick(l.now)
-		if l.now%(200*time.Millisecond) == 0 {
+		if n.replica != nil && l.now%(200*time.Millisecond) == 0 {
 			n.replica.Tick()
 		}
 	}
@@ -509,7 +531,7 @@ func (l *lab) run(steps int) (err error) {
 		g := l.rnd.Intn(len(l.regions))
 		switch k := l.rnd.Intn(100); {
 		case l.leader == nil || k < 2:
-			l.elect(n)
+			l.elect(l.nodes[l.rnd.Intn(len(n.members))])
 		case k < 5:
 			l.regions[g].leader = l.rnd.Intn(len(l.nodes))
 		case k < 15:
@@ -587,7 +609,11 @@ func (l *lab) heal() {
 		l.checkStates()
 	}
 	for _, n := range l.nodes {
-		core := n.replica.Machine().Core()
+		member := n
+		if n.replica == nil {
+			member = l.leader
+		}
+		core := member.replica.Machine().Core()
 		for _, c := range n.copies {
 			p, _ := core.Position(c.region.id)
 			mark, newest, ok := n.client.State(c.region.id)
@@ -621,8 +647,8 @@ func TestLab(t *testing.T) {
 		seeds = 30
 	}
 	for seed := range seeds {
-		stores := 1 + int(seed%3)
-		l := newLab(t, seed, stores, 1+int(seed%4), Mutants{})
+		members := 1 + int(seed%3)
+		l := newLab(t, seed, members, members+int(seed/3%2), 1+int(seed%4), Mutants{})
 		if err := l.run(1500); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -642,7 +668,7 @@ func TestLabCatches(t *testing.T) {
 	} {
 		caught := false
 		for seed := int64(0); seed < 40 && !caught; seed++ {
-			caught = newLab(t, seed, 3, 3, mut).run(1500) != nil
+			caught = newLab(t, seed, 3, 3, 3, mut).run(1500) != nil
 		}
 		if !caught {
 			t.Errorf("%s: not noticed", name)

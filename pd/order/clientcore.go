@@ -125,6 +125,7 @@ type stream struct {
 	seq      uint64
 	opened   time.Duration
 	lastLive time.Duration // last frame of a member that knows a leader
+	heard    time.Duration // last frame of this session
 	mark     pdpb.Mark
 	frames   bool // at least one came
 	reopen   bool // a Subscribe is due even without regions: it opens the session

@@ -34,7 +34,7 @@ func (c *ClientCore) EndFrame(from raftid.StoreID, f *Frame) {
 	if from != c.stream.member || f.Session != c.stream.session {
 		return
 	}
-	c.stream.frames = true
+	c.stream.frames, c.stream.heard = true, c.now
 	if f.Role.Leader != 0 {
 		c.stream.lastLive = c.now
 	}
@@ -279,7 +279,11 @@ func (c *ClientCore) tickStream() {
 	live := max(st.lastLive, st.opened)
 	stuck := c.want > st.mark.Cut && c.now-c.wantSince > c.opts.StandstillAfter && c.now-st.opened > c.opts.StandstillAfter
 	if c.now-live > c.opts.StandstillAfter || stuck {
-		if next := c.anotherMember(st.member); next != 0 {
+		next := c.anotherMember(st.member)
+		if next == 0 && c.now-max(st.heard, st.opened) > c.opts.StandstillAfter {
+			next = st.member // the only one; it was restarted and has forgotten the stream
+		}
+		if next != 0 {
 			c.wantSince = c.now
 			c.openStream(next)
 			return
