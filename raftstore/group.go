@@ -293,14 +293,15 @@ func (g *Group) Process(in *Input, out *Output) {
 	if in.Installed != nil {
 		g.takeInstalled(in.Installed)
 	}
+	if in.Staged != nil {
+		// Before the messages: the leader goes on behind the snapshot as soon as it is handed over.
+		g.takeStaged(in.Staged)
+	}
 	for _, m := range in.Messages {
 		g.step(m)
 	}
 	for i := range in.Controls {
 		g.control(&in.Controls[i])
-	}
-	if in.Staged != nil {
-		g.takeStaged(in.Staged)
 	}
 	for _, s := range in.Sent {
 		g.sending--

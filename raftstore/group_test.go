@@ -6,6 +6,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"testing/cryptotest"
 
 	"github.com/cockroachdb/datadriven"
 	"go.etcd.io/raft/v3"
@@ -46,6 +47,7 @@ type envNode struct {
 
 func TestGroupScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/group", func(t *testing.T, path string) {
+		cryptotest.SetGlobalRandom(t, 1) // raft's election jitter
 		e := &env{t: t, nodes: make(map[uint64]*envNode), cut: make(map[uint64]bool)}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			e.out.Reset()
@@ -69,6 +71,9 @@ func (e *env) run(d *datadriven.TestData) {
 		fmt.Sscan(d.CmdArgs[0].Key, &id)
 	}
 	n := e.nodes[id]
+	if n != nil && n.g == nil && d.Cmd != "new" && d.Cmd != "restart" && d.Cmd != "lose-state" && d.Cmd != "cut" && d.Cmd != "heal" {
+		e.t.Fatalf("%s: replica %d is down", d.Pos, id)
+	}
 	switch d.Cmd {
 	case "new":
 		n = &envNode{e: e, id: id, disk: NewMemDisk()}
@@ -91,7 +96,7 @@ func (e *env) run(d *datadriven.TestData) {
 		n.toy.durable.Index, n.toy.durable.Term = arg("applied"), arg("term")
 		n.cfg = GroupConfig{
 			ID: 7, Replica: raftid.ReplicaID(id), Uninitialized: d.HasArg("uninit"), KeepEntries: -1, KeepForFollowers: -1,
-			QuiesceTicks: -1, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters")},
+			QuiesceTicks: -1, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
 		}
 		if d.HasArg("quiesce") {
 			n.cfg.QuiesceTicks = int(arg("quiesce"))
@@ -266,6 +271,7 @@ func (n *envNode) turn() {
 func (n *envNode) finishInstall() {
 	err := n.install.Sink.Install()
 	n.in.Installed = &Installed{Sink: n.install.Sink, Err: err}
+	n.cfg.Uninitialized = false
 	n.install = nil
 }
 

@@ -320,7 +320,7 @@ func TestIdleGroupsSleep(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		groups = 50
 	}
-	c := newHosts(t, 3, groups, 20*time.Millisecond)
+	c := newHosts(t, 3, groups, 50*time.Millisecond)
 	awake := func() (n int) {
 		for _, h := range c.nodes {
 			if h.store != nil {
