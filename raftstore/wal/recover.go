@@ -28,6 +28,7 @@ func (l *Log) recover() error {
 	l.w.head, l.w.off, l.w.prev, l.w.oldest = l.segs[r.at], r.off, r.prev, r.oldest
 	l.w.synced = place{l.w.head.num, uint32(r.off)}
 	l.w.plan.oldest = r.oldest
+	l.w.unmarked = r.any && !r.clean
 	l.spares = append(l.spares, l.segs[r.at+1:]...)
 	l.segs = l.segs[:r.at+1]
 	for l.segs[0].num < r.oldest {
@@ -124,6 +125,7 @@ type replay struct {
 	last   int64  // the last batch's offset
 	prev   uint32 // crc of the last batch's header
 	any    bool   // there was one
+	clean  bool   // and it was the mark of a clean stop
 	oldest uint32
 	rec    change
 }
@@ -242,7 +244,7 @@ func (r *replay) batch(i int, off int64) (int64, error) {
 		// The checksums are right, so this was written: by a newer program, or a fault.
 		return 0, &CorruptError{r.file(i), off, err.Error()}
 	}
-	r.prev, r.any = headerCRC, true
+	r.prev, r.any, r.clean = headerCRC, true, h.records == 0
 	r.oldest = max(r.oldest, h.oldest)
 	return alignUp(int64(len(b)), alignBytes), nil
 }

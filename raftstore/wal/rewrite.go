@@ -44,9 +44,13 @@ func (l *Log) rewriteLoop() {
 		case <-l.wrote:
 			return
 		}
-		// A segment that was moved out has nothing live, so none comes up twice.
-		for num := l.wantMove(); num != 0; num = l.wantMove() {
-			ok, err := l.moveOut(num)
+		for num, last := l.wantMove(), uint32(0); num != 0; num, last = l.wantMove(), num {
+			ok, err := false, error(nil)
+			if num == last {
+				err = fmt.Errorf("wal: segment %s still holds something live after it was moved out", segmentName(num))
+			} else {
+				ok, err = l.moveOut(num)
+			}
 			if err != nil {
 				// What this replica has promised is no longer all there: it must stop.
 				l.fail(err)

@@ -19,7 +19,7 @@ type segment struct {
 }
 
 // sparesMax is how many freed segments wait for use; more are removed.
-const sparesMax = 2
+const sparesMax = 4
 
 // prepared is the next segment, or why there is none.
 type prepared struct {

@@ -23,7 +23,8 @@ type writer struct {
 	buf   []byte
 	spans []span
 	ring  []*GroupLog // of the groups whose caches are still to be looked at
-	wrote bool        // anything in this run
+	// unmarked: the log holds records and does not end with the mark of a clean stop.
+	unmarked bool
 }
 
 // bufBytesMax is how large a buffer is kept between batches.
@@ -60,7 +61,7 @@ func (l *Log) writeLoop() {
 		if closing {
 			// An empty batch says that everything before it was synced: after a clean stop
 			// damage in the last records is not taken for a torn tail.
-			if l.w.wrote {
+			if l.w.unmarked {
 				if err := l.turn(oldest); err != nil {
 					l.fail(err)
 				}
@@ -131,7 +132,7 @@ func (l *Log) turn(oldest uint32) error {
 	base := w.off
 	w.off += size
 	w.prev, w.synced, w.oldest = headerCRC, place{w.head.num, uint32(w.off)}, oldest
-	w.wrote = true
+	w.unmarked = len(w.batch) > 0
 	if !l.settle(uint64(base), took) {
 		return nil // stopped by the rewriter meanwhile
 	}
