@@ -3,10 +3,10 @@ package router
 import (
 	"context"
 	"errors"
-	"time"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
+	"braid/region/regionpb"
 )
 
 // point is where a read looks: the cut through which replicas must be complete (0: whatever is
@@ -14,8 +14,6 @@ import (
 type point struct {
 	cut        pdpb.Cut
 	rev, floor mvcc.Revision
-	// patience bounds the wait for each replica; 0 waits as long as the request may take.
-	patience time.Duration
 }
 
 // errRaced says that removal of old versions overtook a read whose revision had passed the check
@@ -91,34 +89,76 @@ func (r *Router) at(ctx context.Context, serializable bool, spans []mvcc.Span, f
 	}
 }
 
-// errImpatient says that a local replica did not come up to a mark in time.
-var errImpatient = errors.New("router: local replica is not complete through the mark")
-
-// atLocal reads at the newest mark of this node. A node that is cut off may know the mark and
-// lack the entries; then the read takes what its replicas have applied, at the lowest revision
-// among them, so that it is one snapshot all the same.
+// atLocal reads at the newest mark of this node, once the replicas are complete through it; what
+// is complete stays so, and the read itself needs no further care. A node that is cut off may know
+// the mark and lack the entries; then, after some patience, the read takes what its replicas have
+// applied, at the lowest revision among them, so that it is one snapshot all the same.
 func (r *Router) atLocal(ctx context.Context, spans []mvcc.Span, fn func(ctx context.Context, p point) error) error {
 	m := r.oracle.Mark()
 	if m.Rev > 0 {
-		err := fn(ctx, point{cut: m.Cut, rev: m.Rev, floor: m.Floor, patience: r.opts.LocalWait})
-		if !errors.Is(err, errImpatient) {
+		wctx, cancel := context.WithTimeout(ctx, r.opts.LocalWait)
+		_, _, err := r.visit(wctx, spans, view{cut: m.Cut, rev: m.Rev})
+		late := wctx.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil {
+			return fn(ctx, point{cut: m.Cut, rev: m.Rev, floor: m.Floor})
+		}
+		if !late {
 			return err
 		}
 	}
 	p := point{rev: m.Rev, floor: m.Floor}
-	first := true
-	regions := r.oracle.Regions()
-	for _, span := range spans {
-		for _, d := range overlapping(regions, span) {
-			clip := span.Intersect(d.Span)
-			resp, err := r.probe(ctx, d, clip.Start, view{})
-			if err != nil {
-				return err
-			}
-			if first || resp.Rev < p.rev {
-				p.rev, first = resp.Rev, false
-			}
-		}
+	rev, any, err := r.visit(ctx, spans, view{})
+	if err != nil {
+		return err
+	}
+	if any {
+		p.rev = rev
 	}
 	return fn(ctx, p)
+}
+
+// visit asks every region of some spans for next to nothing in a view, which waits until its
+// replica can serve the view, and returns the lowest revision that an answer carried.
+func (r *Router) visit(ctx context.Context, spans []mvcc.Span, v view) (rev mvcc.Revision, any bool, err error) {
+	for _, span := range spans {
+		for !span.Empty() {
+			at, next, err := r.touch(ctx, span.Start, v)
+			if err != nil {
+				return 0, false, err
+			}
+			if !any || at < rev {
+				rev, any = at, true
+			}
+			if next == nil {
+				break
+			}
+			span.Start = next
+		}
+	}
+	return rev, any, nil
+}
+
+// touch reads one key without its value, the cheapest read there is. It returns the revision that
+// was read and where the next region starts, nil at the end of the key space.
+func (r *Router) touch(ctx context.Context, key []byte, v view) (mvcc.Revision, []byte, error) {
+	for b := r.backoff(); ; {
+		err := error(ErrNoRegion)
+		if d, ok := find(r.oracle.Regions(), key); ok {
+			var resp *regionpb.ReadResponse
+			resp, err = r.stores.Read(ctx, *d, &regionpb.ReadRequest{
+				Region: d.ID, Epoch: d.Epoch, Cut: v.cut, Rev: v.rev, Span: mvcc.Key(key), KeysOnly: true,
+			})
+			if err == nil {
+				return resp.Rev, d.Span.End, nil
+			}
+			err = raced(err)
+		}
+		if !readAgain(err) {
+			return 0, nil, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return 0, nil, werr
+		}
+	}
 }

@@ -190,7 +190,7 @@ func readAgain(err error) bool {
 		regionpb.NotComplete, regionpb.Unknown, regionpb.Stopped:
 		return true
 	case 0:
-		for _, final := range [...]error{context.Canceled, context.DeadlineExceeded, errRaced, errImpatient, errInvalid} {
+		for _, final := range [...]error{context.Canceled, context.DeadlineExceeded, errRaced, errInvalid} {
 			if errors.Is(err, final) {
 				return false
 			}

@@ -30,7 +30,7 @@ func put(t *testing.T, r *router.Router, key, value string) int64 {
 
 // TestReadTxnIsTheModels compares transactions that only read with their plain execution.
 func TestReadTxnIsTheModels(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		g := &generator{Rand: rand.New(rand.NewPCG(seed, 3)), rev: 1}
 		s := routertest.New(splits(5)...)
 		r := router.New(s, s, fastOptions())

@@ -3,11 +3,9 @@ package router
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -18,12 +16,11 @@ import (
 
 // view is one snapshot: reads of any regions through it agree with each other.
 type view struct {
-	cut      pdpb.Cut
-	rev      mvcc.Revision
-	patience time.Duration
+	cut pdpb.Cut
+	rev mvcc.Revision
 }
 
-func (p point) view(rev mvcc.Revision) view { return view{cut: p.cut, rev: rev, patience: p.patience} }
+func (p point) view(rev mvcc.Revision) view { return view{cut: p.cut, rev: rev} }
 
 // selection says what a scan returns.
 type selection struct {
@@ -79,9 +76,6 @@ func (s *scan) step(ctx context.Context, limit int64) ([]*mvccpb.KeyValue, error
 		// since, it must not reach beyond that part without being counted.
 		wantCount = false
 		clip = clip.Intersect(mvcc.Span{Start: clip.Start, End: s.counted})
-	}
-	if err := s.r.await(ctx, *d, clip, s.v); err != nil {
-		return nil, err
 	}
 	req := &regionpb.ReadRequest{
 		Region: d.ID, Epoch: d.Epoch, Cut: s.v.cut, Rev: s.v.rev, Span: clip,
@@ -140,32 +134,6 @@ func (s *scan) total(ctx context.Context) (int64, error) {
 func raced(err error) error {
 	if codeOf(err) == regionpb.Compacted {
 		return errRaced
-	}
-	return err
-}
-
-// probe is the cheapest read there is: one key without its value. Its reply carries the revision.
-func (r *Router) probe(ctx context.Context, d pdpb.Descriptor, key []byte, v view) (*regionpb.ReadResponse, error) {
-	resp, err := r.stores.Read(ctx, d, &regionpb.ReadRequest{
-		Region: d.ID, Epoch: d.Epoch, Cut: v.cut, Rev: v.rev, Span: mvcc.Key(key), KeysOnly: true,
-	})
-	return resp, raced(err)
-}
-
-// await waits, but not longer than the view's patience, until the replica can serve the view. The
-// real read then needs no such bound, which a long count would break.
-func (r *Router) await(ctx context.Context, d pdpb.Descriptor, clip mvcc.Span, v view) error {
-	if v.patience == 0 {
-		return nil
-	}
-	pctx, cancel := context.WithTimeout(ctx, v.patience)
-	defer cancel()
-	_, err := r.probe(pctx, d, clip.Start, v)
-	if err == nil || ctx.Err() != nil || errors.Is(err, errRaced) {
-		return err
-	}
-	if codeOf(err) == regionpb.NotComplete || pctx.Err() != nil {
-		return errImpatient
 	}
 	return err
 }
@@ -233,9 +201,6 @@ func (r *Router) countStep(ctx context.Context, v view, span mvcc.Span) (int64, 
 		return 0, nil, ErrNoRegion
 	}
 	clip := span.Intersect(d.Span)
-	if err := r.await(ctx, *d, clip, v); err != nil {
-		return 0, nil, err
-	}
 	resp, err := r.stores.Read(ctx, *d, &regionpb.ReadRequest{
 		Region: d.ID, Epoch: d.Epoch, Cut: v.cut, Rev: v.rev, Span: clip, CountOnly: true, WantCount: true,
 	})

@@ -45,9 +45,6 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 		if started && errors.Is(err, errRaced) {
 			return compacted() // what was sent cannot be taken back
 		}
-		if started && errors.Is(err, errImpatient) {
-			return ErrTimeout
-		}
 		return err
 	})
 	return settle(ctx, err)
