@@ -73,7 +73,7 @@ func (c *crasher) op(op walmem.Op) error {
 	if op.Kind == "read" || c.left.Add(-1) != 0 {
 		return nil
 	}
-	c.ackedMin = c.acked.Load()
+	c.ackedMin = c.acked.load()
 	c.found = c.fs.Crash(c.rng, c.mode)
 	close(c.crashed)
 	return nil
@@ -227,9 +227,12 @@ func (w *workload) match(l *wal.Log, base map[raftid.GroupID]model, least []int6
 		if err != nil {
 			return nil, err
 		}
-		ok := false
-		for n := int(least[id]); n <= len(w.of) && !ok; n++ {
-			if m := w.at(base, n)[id]; m.String() == got.String() {
+		ok, m, found := false, base[id], got.String()
+		for n := 0; n <= len(w.of) && !ok; n++ {
+			if n > 0 && w.of[n-1] == id {
+				m = w.states[n-1]
+			}
+			if n >= int(least[id]) && m.String() == found {
 				out[id], ok = m, true
 			}
 		}
