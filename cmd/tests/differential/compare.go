@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// normalize replaces what must differ between two stores by whether it is there at all: ids, raft
-// term and index, sizes, ports. Everything else stays and is compared.
+// normalize replaces what must differ between two stores by whether it is there at all (ids, raft
+// term and index, ports) or leaves it out (sizes). Everything else stays and is compared.
 func normalize(m proto.Message) proto.Message {
 	if m == nil {
 		return nil
@@ -38,7 +38,7 @@ func normalize(m proto.Message) proto.Message {
 		}
 		normalizeHeader(r.Header)
 		r.RaftTerm, r.RaftIndex, r.RaftAppliedIndex = present(r.RaftTerm), present(r.RaftIndex), present(r.RaftAppliedIndex)
-		r.DbSize, r.DbSizeInUse = present(r.DbSize), present(r.DbSizeInUse)
+		r.DbSize, r.DbSizeInUse = 0, 0
 	case *pb.MemberListResponse:
 		normalizeHeader(r.Header)
 		for _, member := range r.Members {

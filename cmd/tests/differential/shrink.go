@@ -25,6 +25,9 @@ func shrink(ctx context.Context, setup Setup, sequence []Request, found *Differe
 		if err = errors.Join(err, session.Close()); err != nil || d == nil {
 			return false, err
 		}
+		if d.Request.Method != found.Request.Method || d.Store != found.Store || (d.Why == "") != (found.Why == "") {
+			return false, nil // another difference: that is a story of its own
+		}
 		best, diff = candidate, d
 		return true, nil
 	}
