@@ -98,6 +98,12 @@ func (e *env) run(d *datadriven.TestData) {
 			ID: 7, Replica: raftid.ReplicaID(id), Uninitialized: d.HasArg("uninit"), KeepEntries: -1, KeepForFollowers: -1,
 			QuiesceTicks: -1, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
 		}
+		if d.HasArg("keep") {
+			n.cfg.KeepEntries = int(arg("keep"))
+		}
+		if d.HasArg("hold") {
+			n.cfg.KeepForFollowers = int(arg("hold"))
+		}
 		if d.HasArg("quiesce") {
 			n.cfg.QuiesceTicks = int(arg("quiesce"))
 		}

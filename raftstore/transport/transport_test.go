@@ -3,10 +3,17 @@ package transport
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +23,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	"braid/raftstore/raftid"
 )
@@ -58,14 +66,14 @@ func cluster(t *testing.T, n int, change func(i int, c *Config), setup func(i in
 	return nodes
 }
 
-func start(t *testing.T, cfg Config, l net.Listener, setup func(*Transport)) *node {
+func start(t *testing.T, cfg Config, l net.Listener, setup func(*Transport), opts ...grpc.ServerOption) *node {
 	t.Helper()
 	tr, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	setup(tr)
-	n := &node{Transport: tr, s: grpc.NewServer(ServerOptions()...), end: make(chan error, 1)}
+	n := &node{Transport: tr, s: grpc.NewServer(append(ServerOptions(), opts...)...), end: make(chan error, 1)}
 	tr.Register(n.s)
 	tr.Start()
 	go func() { n.end <- n.s.Serve(l) }()
@@ -405,6 +413,66 @@ func TestRefusals(t *testing.T) {
 	if _, err := New(Config{Self: 1, Peers: map[raftid.StoreID][]string{2: {"ftp://x:1"}}}); err == nil {
 		t.Fatal("an unknown scheme")
 	}
+}
+
+// TestSecure: TLS, with both sides' certificates, and a unix socket.
+func TestSecure(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	cfg := &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		RootCAs:      pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}
+	l1, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sock := filepath.Join(t.TempDir(), "s")
+	l2, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := map[raftid.StoreID][]string{1: {"https://" + l1.Addr().String()}, 2: {"unix://" + sock}}
+	a := start(t, Config{Self: 1, Peers: peers, TLS: cfg}, l1, func(*Transport) {}, grpc.Creds(credentials.NewTLS(cfg)))
+	b := start(t, Config{Self: 2, Peers: peers, TLS: cfg}, l2, func(*Transport) {})
+	eventually(t, "connections", func() bool { return a.Alive(2) && b.Alive(1) })
+}
+
+// FuzzIncoming: bytes from the network do no harm.
+func FuzzIncoming(f *testing.F) {
+	f.Add([]byte{framesVersion, byte(KindRaft), 2, 1, 2, 0, 0})
+	f.Add([]byte{callsVersion, itemCall, 1, 32, 0, 1, 7, itemCancel, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n := 0
+		if err := eachFrame(b, func(_ Kind, p []byte) { n += len(p) }); err == nil && n > len(b) {
+			t.Fatal("more payload than bytes")
+		}
+		r := itemReader{b: b}
+		for r.version(); r.more(); {
+			r.byte()
+			r.uvarint()
+			r.bytes()
+		}
+		if _, err := decodeHello(b); err == nil && len(b) != helloBytes {
+			t.Fatal("a hello of another length")
+		}
+	})
 }
 
 func BenchmarkCall(b *testing.B) {
