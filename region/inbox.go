@@ -45,10 +45,13 @@ func (r *Replica) AwaitCut(ctx context.Context, cut pdpb.Cut) error {
 	return r.cfg.Order.WaitMark(ctx, r.id, cut)
 }
 
-// Deliver hands over order items from the stream. Any goroutine; idempotent.
+// Deliver hands over order items from the stream. Any goroutine; idempotent. Items for which
+// there is no room are dropped; Wanted then says from where to deliver again, if they do not come
+// with seals before.
 func (r *Replica) Deliver(items []pdpb.Item) {
 	r.mu.Lock()
-	r.mu.items = append(r.mu.items, items...)
+	room := max(0, r.lim.ItemsMax-len(r.mu.items))
+	r.mu.items = append(r.mu.items, items[:min(room, len(items))]...)
 	stopped := r.mu.stopped
 	r.mu.Unlock()
 	if !stopped {
@@ -56,8 +59,8 @@ func (r *Replica) Deliver(items []pdpb.Item) {
 	}
 }
 
-// Wanted is the item from which on the stream must deliver: the first that this replica neither
-// has applied nor holds. Any goroutine.
+// Wanted is the item from which on the stream must deliver: the first that this replica should
+// hold and does not, because it is neither applied and sealed nor here. Any goroutine.
 func (r *Replica) Wanted() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,7 +225,7 @@ func (r *Replica) publishApplied() {
 	r.mu.Lock()
 	r.mu.applied = r.pos
 	r.mu.vouched, r.mu.through = max(r.mu.vouched, r.pos.Revision), max(r.mu.through, r.pos.Cut)
-	r.mu.wanted = max(r.mu.wanted, r.pos.Item+1)
+	r.mu.wanted = r.in.Wanted()
 	kept := r.mu.waiters[:0]
 	for _, w := range r.mu.waiters {
 		if r.mu.reached(&w) {

@@ -166,8 +166,8 @@ func (in *Intake) summarise(e *raftpb.Entry) (entryInfo, error) {
 
 // AddItem takes an item from the stream or from a seal. It is idempotent; an item that says
 // something else than its number said before is ErrDiverged. Items of another incarnation are
-// none of this log (A15). When full, an item far above the next one is dropped: Wanted tells
-// from where to deliver again.
+// none of this log (A15). When full, an item above the next one is dropped: Wanted tells from
+// where to deliver again.
 func (in *Intake) AddItem(it *pdpb.Item) error {
 	if it.Incarnation != in.desc.Incarnation || it.N <= in.sealed {
 		return nil
@@ -185,10 +185,11 @@ func (in *Intake) AddItem(it *pdpb.Item) error {
 	return nil
 }
 
-// Wanted is the lowest item that is missing above the applied one: the stream must deliver from
-// it on.
+// Wanted is the lowest item that this replica should hold and does not: the stream must deliver
+// from it on. Items that are applied are wanted until they are sealed in the log, because a
+// leader that restarted could not seal them otherwise, and nothing after them (P4).
 func (in *Intake) Wanted() uint64 {
-	n := in.item + 1
+	n := in.sealed + 1
 	for {
 		if _, ok := in.items[n]; !ok {
 			return n

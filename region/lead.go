@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"braid/mvcc"
+	"braid/pd/pdpb"
 	"braid/raftstore"
 	"braid/region/regionpb"
 )
@@ -15,6 +16,9 @@ import (
 func (r *Replica) lead(h raftstore.Handle, ticks int) (again bool, err error) {
 	if !r.mayEvaluate(h) {
 		return false, nil
+	}
+	if r.askedAge += ticks; r.askedAge > askMarkTicks {
+		r.asked = 0
 	}
 	again, err = r.proposeQueue(h)
 	if err != nil {
@@ -57,6 +61,23 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 	return false, nil
 }
 
+// askMarkTicks is when a mark that has not come is asked for again.
+const askMarkTicks = 20
+
+// askMark asks the stream for a mark that a waiting write needs (C-1), once, and to be woken by
+// it: marks alone wake nobody.
+func (r *Replica) askMark(cut pdpb.Cut) {
+	if cut <= max(r.through, r.asked) {
+		return
+	}
+	r.asked, r.askedAge = cut, 0
+	if o, ok := r.cfg.Order.(interface {
+		WaitMarkFunc(id pdpb.RegionID, cut pdpb.Cut, done func(error))
+	}); ok {
+		o.WaitMarkFunc(r.id, cut, func(error) { r.cfg.Wake() })
+	}
+}
+
 // full says that nothing more may be in flight; what is queued waits for apply.
 func (r *Replica) full() bool {
 	return len(r.inflight.list) >= r.lim.InflightEntriesMax || r.inflight.bytes >= r.lim.InflightBytesMax
@@ -77,6 +98,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		done    int // writes of the queue that left it, one way or another
 		sizes   int // their bytes
 		refused []func()
+		wantCut pdpb.Cut
 	)
 	for i, w := range r.queue {
 		if len(p.cmds) >= r.lim.EntryCommandsMax || size >= r.lim.EntryBytesMax || blocked.full() {
@@ -85,6 +107,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		}
 		if w.Cut > r.through || blocked.touches(w.Txn) {
 			rest = append(rest, w)
+			wantCut = max(wantCut, w.Cut)
 			continue
 		}
 		c := &command{reply: w.Reply}
@@ -113,6 +136,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		done++
 		sizes += w.size
 	}
+	r.askMark(wantCut)
 	if n := blocked.len(); n > 0 {
 		r.count(func(s *Stats) { s.Deferred += uint64(n) })
 	}

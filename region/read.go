@@ -70,7 +70,10 @@ func (r *Replica) awaitComplete(ctx context.Context, cut pdpb.Cut) error {
 		return r.awaitApplied(ctx, appliedWaiter{cut: cut})
 	}
 	if err := r.cfg.Order.WaitMark(ctx, r.id, cut); err != nil {
-		return err
+		if ctx.Err() != nil {
+			return err
+		}
+		return regionpb.ErrorOf(regionpb.NotComplete) // the stream has stopped
 	}
 	mark, newest, ok := r.cfg.Order.State(r.id)
 	if !ok || mark.Cut < cut {

@@ -98,11 +98,6 @@ type StateImport interface {
 	Close() error
 }
 
-// Event is one numbered change, for whoever watches what is applied.
-type Event struct {
-	Version mvcc.Version // a tombstone for a deletion; slices are valid during the call
-}
-
 // Observer sees what a replica applies; nil functions are skipped. The group's owner calls them,
 // after the batch is visible and before clients are answered. They must not block.
 type Observer struct {

@@ -37,8 +37,10 @@ type Replica struct {
 	queue    []*Write // waiting for evaluation, in order of arrival
 	metas    []*metaWrite
 	inflight inflight
-	sealed   uint64 // leader: highest item sealed in any entry of its log
-	idle     int    // ticks without a proposal
+	sealed   uint64   // leader: highest item sealed in any entry of its log
+	idle     int      // ticks without a proposal
+	asked    pdpb.Cut // mark that was asked for, askedAge ticks ago
+	askedAge int
 	held     *heldProposal
 
 	entry     regionpb.Entry // reused by apply
