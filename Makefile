@@ -2,7 +2,8 @@
 
 GO        ?= go
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS   := -X braid/cmd/internal/version.version=$(VERSION)
+COMMIT    ?= $(shell git rev-parse HEAD 2>/dev/null)
+LDFLAGS   := -X braid/cmd/internal/version.version=$(VERSION) -X braid/cmd/internal/version.commit=$(COMMIT)
 BIN       := bin/braid
 
 # Versions of tools that are run and never linked.

@@ -7,7 +7,11 @@ import (
 	"braid/cmd/internal/node"
 )
 
-// startNode is a variable so that tests of the command line need no node.
+// startNode assembles and starts the node; tests put something smaller in its place.
 var startNode = func(ctx context.Context, cfg *config.Config) (server, error) {
-	return node.Start(ctx, cfg)
+	n, err := node.Start(ctx, cfg)
+	if err != nil {
+		return nil, err // not n: a nil *Node is not a nil server
+	}
+	return n, nil
 }

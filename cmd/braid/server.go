@@ -27,6 +27,10 @@ import (
 // depends on a clean stop.
 const stopTimeout = 10 * time.Second
 
+// impatience is how long after the first signal another one means "do not wait". Sooner it is an
+// echo: supervisors signal a process and then its whole group.
+const impatience = time.Second
+
 // server is a running node.
 type server interface {
 	Done() <-chan error // delivers the error that stopped the node by itself
@@ -132,15 +136,20 @@ func stop(s server, lg *zap.Logger, signals <-chan os.Signal) error {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- s.Stop(ctx) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("stop: %w", err)
+	begin := time.Now()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				return fmt.Errorf("stop: %w", err)
+			}
+			lg.Info("stopped")
+			return nil
+		case sig := <-signals:
+			if time.Since(begin) >= impatience {
+				return fmt.Errorf("stop: cut short by a second signal (%s)", sig)
+			}
 		}
-		lg.Info("stopped")
-		return nil
-	case sig := <-signals:
-		return fmt.Errorf("stop: cut short by a second signal (%s)", sig)
 	}
 }
 

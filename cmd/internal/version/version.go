@@ -13,9 +13,9 @@ import (
 // so a newer api module must not raise it by itself: a test compares the two.
 const Etcd = "3.7.3"
 
-// version is set by the linker (-X braid/cmd/internal/version.version=...); a plain go build
-// leaves it empty.
-var version string
+// version and commit are set by the linker (make build); a plain go build leaves them empty, and
+// the commit is then taken from what the go command recorded, if it did.
+var version, commit string
 
 // Info describes a build.
 type Info struct {
@@ -28,12 +28,14 @@ type Info struct {
 
 // Get reads what the linker and the go command left in the binary.
 func Get() Info {
-	i := Info{Version: version, Commit: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	i := Info{Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if b, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range b.Settings {
 			switch s.Key {
 			case "vcs.revision":
-				i.Commit = s.Value
+				if i.Commit == "" {
+					i.Commit = s.Value
+				}
 			case "vcs.modified":
 				i.Modified = s.Value == "true"
 			}
@@ -44,6 +46,9 @@ func Get() Info {
 	}
 	if i.Version == "" {
 		i.Version = "dev"
+	}
+	if i.Commit == "" {
+		i.Commit = "unknown"
 	}
 	return i
 }
