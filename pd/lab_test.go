@@ -664,6 +664,7 @@ func TestLabCatches(t *testing.T) {
 		"delta":           {Mutants: order.Mutants{Delta: true}},
 		"per-store marks": {Mutants: order.Mutants{PerStoreMark: true}},
 		"forget all":      {Mutants: order.Mutants{ForgetAll: true}},
+		"early read":      {Mutants: order.Mutants{EarlyRead: true}},
 		"no quorum":       {ReadPointWithoutQuorum: true},
 	} {
 		caught := false

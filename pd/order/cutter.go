@@ -162,7 +162,7 @@ func (c *Cutter) InFlight() int { return len(c.inFlight) }
 // Next returns the cut to propose now, with these events in it; false when nothing is to be
 // proposed. The caller proposes it and then calls Proposed, or Undo when raft dropped it.
 func (c *Cutter) Next(core *Core, events []Event) (*CutProposal, bool) {
-	if !c.leading || !c.Opened() && !c.mutants.EarlyCut || len(c.inFlight) >= c.opts.InFlightMax {
+	if !c.leading || !c.Opened() || len(c.inFlight) >= c.opts.InFlightMax {
 		return nil, false
 	}
 	if len(c.queue) == 0 && len(events) == 0 && !c.hurry {

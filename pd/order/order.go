@@ -79,8 +79,6 @@ type Mutants struct {
 	NoFence bool
 	// PerStoreMark: a mark counts for every region of the store, acknowledged or not (S2).
 	PerStoreMark bool
-	// EarlyCut: a new leader cuts before its term's opening entry is applied.
-	EarlyCut bool
 	// EarlyRead: read points before the opening entry is applied (A13).
 	EarlyRead bool
 	// ForgetAll: an item is forgotten as soon as it was made (P4).
