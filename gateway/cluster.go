@@ -4,6 +4,8 @@ import (
 	"context"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/router"
 )
 
 // clusterServer is etcd's Cluster service. Its headers have no revision.
@@ -13,8 +15,13 @@ type clusterServer struct {
 }
 
 func (c *clusterServer) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
-	members, err := c.s.cfg.Cluster.Members(ctx, r.Linearizable)
+	mctx, cancel := context.WithTimeout(ctx, c.s.cfg.RequestTimeout)
+	defer cancel()
+	members, err := c.s.cfg.Cluster.Members(mctx, r.Linearizable)
 	if err != nil {
+		if mctx.Err() != nil && ctx.Err() == nil {
+			err = router.ErrTimeout // our time was up, not the client's
+		}
 		return nil, toStatus(err)
 	}
 	return &pb.MemberListResponse{Header: c.s.header.bare(), Members: members}, nil

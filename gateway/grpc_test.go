@@ -119,6 +119,9 @@ func TestStreamEqualsRange(t *testing.T) {
 		if rng.IntN(3) == 0 {
 			req.RangeEnd = []byte{0}
 		}
+		if rng.IntN(3) == 0 {
+			req.SortTarget = pb.RangeRequest_SortTarget(rng.IntN(5)) // without an order
+		}
 		want, wantErr := kv.Range(t.Context(), req)
 		stream, err := kv.RangeStream(t.Context(), req)
 		if err != nil {

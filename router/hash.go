@@ -15,7 +15,8 @@ import (
 
 // HashRequest says what is to be hashed: every version with a revision above Floor and up to At,
 // except a tombstone exactly at Floor, and of those at or below Floor the ones that are the
-// newest of their key at At and no tombstones.
+// newest of their key at At and no tombstones. In a store without a living key at At it is those
+// that are the newest at Floor instead: a peculiarity of etcd that equal numbers depend on.
 type HashRequest struct {
 	Cut       pdpb.Cut // replicas must be complete through it
 	At, Floor mvcc.Revision

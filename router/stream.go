@@ -26,6 +26,13 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 		}
 		return send(resp)
 	}
+	if req.SortTarget != pb.RangeRequest_KEY {
+		resp, err := r.Range(ctx, req)
+		if err != nil {
+			return err
+		}
+		return r.sendSorted(resp, send)
+	}
 	span := rangeSpan(req.Key, req.RangeEnd)
 	started := false
 	pctx, cancel := r.deadline(ctx)
@@ -129,6 +136,21 @@ func (st *stream) count(ctx context.Context, v view, span mvcc.Span) (int64, err
 	ctx, cancel := st.r.deadline(ctx)
 	defer cancel()
 	return st.r.count(ctx, v, span)
+}
+
+// sendSorted sends an answer that is complete already in chunks of the usual sizes.
+func (r *Router) sendSorted(resp *pb.RangeResponse, send func(*pb.RangeResponse) error) error {
+	kvs := resp.Kvs
+	for chunk := int64(chunkKeys); int64(len(kvs)) > chunk; {
+		out := &pb.RangeResponse{Kvs: kvs[:chunk]}
+		kvs = kvs[chunk:]
+		chunk = nextChunk(chunk, proto.Size(out), r.opts.ChunkBytes)
+		if err := send(out); err != nil {
+			return err
+		}
+	}
+	resp.Kvs = kvs
+	return send(resp)
 }
 
 // nextChunk steers the number of keys of a chunk towards the wanted size, leaving it alone

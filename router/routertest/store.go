@@ -292,11 +292,15 @@ func (s *Store) Hash(ctx context.Context, regions []pdpb.Descriptor, req router.
 
 func (s *Store) hash(span mvcc.Span, req router.HashRequest) ([]router.HashRecord, error) {
 	var list []mvcc.Version
+	kept := req.At
+	if len(s.alive(mvcc.Span{}, req.At)) == 0 {
+		kept = req.Floor // etcd then hashes whatever the compaction left
+	}
 	for key, versions := range s.history {
 		if !span.Contains([]byte(key)) {
 			continue
 		}
-		newest, _ := s.at(key, req.At)
+		newest, _ := s.at(key, kept)
 		for _, v := range versions {
 			switch {
 			case v.Mod > req.At:

@@ -120,10 +120,10 @@ func (t *txn) check(req *pb.TxnRequest) error {
 			}
 		case *pb.RequestOp_RequestPut:
 			p := o.RequestPut
-			if _, ok := t.s.at(string(p.Key), t.begin); !ok && (p.IgnoreValue || p.IgnoreLease) {
-				err = regionpb.ErrorOf(regionpb.KeyNotFound)
-			} else if p.Lease != 0 {
+			if p.Lease != 0 {
 				err = regionpb.ErrorOf(regionpb.LeaseNotFound) // there are no leases here
+			} else if _, ok := t.s.at(string(p.Key), t.begin); !ok && (p.IgnoreValue || p.IgnoreLease) {
+				err = regionpb.ErrorOf(regionpb.KeyNotFound)
 			}
 		case *pb.RequestOp_RequestTxn:
 			err = t.check(o.RequestTxn)
