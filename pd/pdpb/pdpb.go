@@ -73,7 +73,7 @@ type Item struct {
 type Mark struct {
 	Cut   Cut
 	Rev   mvcc.Revision // last revision given out by Cut
-	Floor mvcc.Revision // logical compaction floor, 0 or -1 when none; see Machine.Floor
+	Floor mvcc.Revision // logical compaction floor; -1 when nothing was compacted (C3)
 	Fence Fence
 }
 
