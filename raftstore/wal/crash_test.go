@@ -88,6 +88,7 @@ func crashRun(seed uint64, total *wal.Stats) error {
 		SegmentsKept:  2 + rng.IntN(2),
 		CacheBytes:    int64(1000 << rng.IntN(6)),
 		BatchBytesMax: int64(1000 << rng.IntN(6)),
+		OnFatal:       func(err error) { panic(fmt.Sprintf("seed %d: %v", seed, err)) },
 	}
 	groups := 1 + rng.IntN(12)
 	for life := range 6 {

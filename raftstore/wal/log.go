@@ -45,8 +45,9 @@ type Options struct {
 	HoldGroup raftid.GroupID
 	// HoldMax is how long a record may wait for that, 500 us by default.
 	HoldMax time.Duration
-	// OnFatal is called once, from the writer's goroutine, when a write or a sync failed. Nothing
-	// is acknowledged after that; the node must stop.
+	// OnFatal is called once, from a goroutine of the log, when a write or a sync failed, or the
+	// rewriter found damage. Nothing is acknowledged after that; the node must stop. It must not
+	// call Close, which waits for that goroutine.
 	OnFatal func(error)
 	// OnSync is called from the writer's goroutine after each batch with the time its write and
 	// sync took.

@@ -21,6 +21,9 @@ func open(t testing.TB, fs wal.FS, o wal.Options) *wal.Log {
 	if o.SegmentBytes == 0 {
 		o.SegmentBytes = 1 << 20
 	}
+	if o.OnFatal == nil {
+		o.OnFatal = func(err error) { panic(err) } // what waits for Done would wait for ever
+	}
 	l, err := wal.Open("/wal", o)
 	if err != nil {
 		t.Fatal(err)

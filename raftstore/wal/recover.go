@@ -3,8 +3,6 @@ package wal
 import (
 	"fmt"
 	"slices"
-
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // recover reads the log once from its first segment to its end, rebuilds every group, and makes
@@ -423,8 +421,18 @@ func (g *GroupLog) replayEntry(e storedEntry, s slot) error {
 
 // finishGroups checks every group and counts what is live in each segment.
 func (l *Log) finishGroups() error {
-	var live deltas
-	for _, g := range l.groups {
+	oldest := l.segs[0].num
+	count := func(seg, bytes uint32) error {
+		if seg == 0 {
+			return nil
+		}
+		if seg < oldest {
+			return fmt.Errorf("wal: segment %s, which the log says is free, is still needed", l.path(segmentName(seg)))
+		}
+		l.segs[seg-oldest].live += int64(bytes)
+		return nil
+	}
+	for _, g := range l.allGroups() {
 		if g.startOpen() && g.start.Index > 0 {
 			return fmt.Errorf("wal: %s: where group %d begins is missing; its first entry is %d", l.dir, g.id, g.start.Index+1)
 		}
@@ -433,22 +441,21 @@ func (l *Log) finishGroups() error {
 				return fmt.Errorf("wal: %s: entry %d of group %d is missing from a log of (%d, %d]",
 					l.dir, g.start.Index+1+uint64(k), g.id, g.start.Index, g.last())
 			}
-			live.add(s.seg, int64(s.len))
+			if err := count(s.seg, s.len); err != nil {
+				return err
+			}
 		}
 		for _, w := range []where{g.startAt, g.hardAt, g.ckptAt} {
-			live.add(w.seg, int64(w.bytes))
+			if err := count(w.seg, w.bytes); err != nil {
+				return err
+			}
 		}
 		for _, t := range g.tombs {
-			live.add(t.at.seg, int64(t.at.bytes))
+			if err := count(t.at.seg, t.at.bytes); err != nil {
+				return err
+			}
 		}
 		g.durable = g.last()
-		g.cached = []*raftpb.Entry(nil)
 	}
-	for _, d := range live {
-		if d.seg < l.segs[0].num {
-			return fmt.Errorf("wal: %s: %d live bytes in segment %s, which the log says is free", l.dir, d.bytes, segmentName(d.seg))
-		}
-	}
-	l.applyLive(live)
 	return nil
 }

@@ -177,19 +177,20 @@ func (l *Log) takeSpare(num uint32) (*segment, error) {
 	l.spares = nil
 	l.mu.Unlock()
 	var fit []*segment
+	var errs []error
 	for _, s := range spares {
 		size, err := s.file.Size()
-		if err != nil || size != l.o.SegmentBytes {
-			err = errors.Join(err, s.file.Close(), l.o.FS.Remove(l.path(segmentName(s.num))))
-			if err != nil {
-				return nil, fmt.Errorf("wal: removing a spare segment: %w", err)
-			}
+		if err == nil && size == l.o.SegmentBytes {
+			fit = append(fit, s)
 			continue
 		}
-		fit = append(fit, s)
+		errs = append(errs, err, s.file.Close(), l.o.FS.Remove(l.path(segmentName(s.num))))
 	}
 	var out *segment
-	if len(fit) > 0 {
+	err := errors.Join(errs...)
+	if err != nil {
+		err = fmt.Errorf("wal: removing a spare segment: %w", err)
+	} else if len(fit) > 0 {
 		i := max(0, slices.IndexFunc(fit, func(s *segment) bool { return s.num == num }))
 		out = fit[i]
 		fit = slices.Delete(fit, i, i+1)
@@ -197,7 +198,7 @@ func (l *Log) takeSpare(num uint32) (*segment, error) {
 	l.mu.Lock()
 	l.spares = append(fit, l.spares...)
 	l.mu.Unlock()
-	return out, nil
+	return out, err
 }
 
 const (
