@@ -231,6 +231,7 @@ func (r *regions) directoryChanged() {
 func (r *regions) reconcileLoop() {
 	retry := time.NewTicker(time.Second)
 	defer retry.Stop()
+	began := time.Now()
 	for {
 		if d := r.node.oracle.Directory(); d != nil && d.Version > 0 {
 			if err := r.reconcile(d); err != nil {
@@ -244,6 +245,9 @@ func (r *regions) reconcileLoop() {
 		case <-r.changed:
 		case <-retry.C:
 			r.leaveStandstill()
+			if time.Since(began) < electFirstFor {
+				r.electFirst()
+			}
 		}
 	}
 }
@@ -322,6 +326,23 @@ func (r *regions) create(missing []pdpb.Descriptor) error {
 		}
 	}
 	return nil
+}
+
+// electFirstFor is how long after the start leaderless regions are looked for.
+const electFirstFor = time.Minute
+
+// electFirst campaigns where a region that is meant to be led here has no leader: at the first start
+// the other replicas may not have been there yet. PreVote keeps this from disturbing anybody.
+func (r *regions) electFirst() {
+	for _, h := range r.all() {
+		leader, here := h.Leader()
+		if leader != 0 || here || h.Descriptor().Peers[0].Store != r.node.self {
+			continue
+		}
+		if err := r.node.store.Campaign(h.id); err != nil {
+			r.node.log.Warn("campaign", zap.Uint64("region", uint64(h.id)), zap.Error(err))
+		}
+	}
 }
 
 // leaveStandstill hands leadership away while this node hears nothing from pd: its regions would

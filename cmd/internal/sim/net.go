@@ -1,0 +1,235 @@
+package sim
+
+import (
+	"errors"
+
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"braid/pd/order"
+	"braid/raftstore"
+	"braid/raftstore/raftid"
+	"braid/region"
+)
+
+type packetKind int
+
+const (
+	raftPacket packetKind = iota
+	controlPacket
+	snapshotPacket
+	framePacket
+	callPacket
+	replyPacket
+)
+
+// packet is a message on its way.
+type packet struct {
+	kind     packetKind
+	from, to int
+	group    raftid.GroupID
+	msg      *raftpb.Message
+	control  raftstore.Control
+	data     []byte
+	method   order.Method
+	id       uint64
+	life     uint64 // of the store that waits for the answer
+	failed   bool
+}
+
+// netMax bounds what is under way; beyond it a random packet is lost.
+const netMax = 400
+
+func (w *World) send(p *packet) {
+	if p.to < 0 || p.to >= stores {
+		w.fail("a message to nowhere: %+v", p)
+		return
+	}
+	if len(w.net) >= netMax && !w.calm {
+		i := w.rng.IntN(len(w.net))
+		w.lose(w.net[i])
+		w.net[i] = p
+		return
+	}
+	w.net = append(w.net, p)
+}
+
+// lose drops a packet. The sender of a snapshot always learns what became of it, as it does from
+// a broken stream.
+func (w *World) lose(p *packet) {
+	w.stats.Lost++
+	if p.kind == snapshotPacket {
+		w.snapshotSent(p, false)
+	}
+}
+
+func (w *World) snapshotSent(p *packet, ok bool) {
+	s := w.stores[p.from]
+	if g := s.groups[p.group]; s.up && s.life == p.life && g != nil {
+		g.in.Sent = append(g.in.Sent, raftstore.SnapshotSent{To: raftid.ReplicaID(p.msg.GetTo()), OK: ok})
+		g.ready = true
+	}
+}
+
+// separated says whether two stores cannot reach each other.
+func (w *World) separated(a, b int) bool {
+	return a != b && (w.cut == a || w.cut == b) && !w.calm
+}
+
+// deliverSome delivers up to n packets in random order; some are lost, some stay for once more.
+func (w *World) deliverSome(n int) {
+	for range n {
+		if len(w.net) == 0 {
+			return
+		}
+		i := 0
+		if !w.calm {
+			i = w.rng.IntN(min(len(w.net), w.aim.reorder))
+		}
+		p := w.net[i]
+		again := !w.calm && p.kind != snapshotPacket && w.rng.IntN(25) == 0
+		if !again {
+			w.net = append(w.net[:i], w.net[i+1:]...)
+		}
+		switch {
+		case !w.calm && w.rng.IntN(w.aim.loss) == 0:
+			if !again {
+				w.lose(p)
+			}
+			continue
+		case w.separated(p.from, p.to):
+			if again {
+				w.net = append(w.net[:i], w.net[i+1:]...)
+			}
+			w.lose(p)
+			continue
+		}
+		if again {
+			w.stats.Duplicated++
+			c := *p
+			if p.msg != nil {
+				c.msg = proto.Clone(p.msg).(*raftpb.Message)
+			}
+			p = &c
+		}
+		w.stats.Delivered++
+		w.deliver(p)
+	}
+}
+
+func (w *World) deliver(p *packet) {
+	s := w.stores[p.to]
+	if !s.up {
+		w.lose(p)
+		return
+	}
+	switch p.kind {
+	case raftPacket, controlPacket, snapshotPacket:
+		g := s.groups[p.group]
+		if g == nil {
+			if g = s.appear(p); g == nil {
+				w.lose(p)
+				return
+			}
+		}
+		w.deliverToGroup(g, p)
+	case framePacket:
+		if err := s.client.HandleFrameBytes(storeID(p.from), p.data); err != nil {
+			w.fail("store %d: frame: %v", p.to, err)
+		}
+	case callPacket:
+		from := w.stores[p.from]
+		life := from.life
+		s.member.Serve(p.method, storeID(p.from), p.data, func(b []byte, err error) {
+			w.send(&packet{kind: replyPacket, from: p.to, to: p.from, id: p.id, life: life, data: b, failed: err != nil})
+		})
+	case replyPacket:
+		if done := s.calls[p.id]; done != nil && s.life == p.life {
+			delete(s.calls, p.id)
+			var err error
+			if p.failed {
+				err = errRemote
+			}
+			done(p.data, err)
+		}
+	}
+}
+
+var errRemote = errors.New("sim: the call failed")
+
+// appear makes an uninitialised replica of a group that this store has not heard of: it votes and
+// waits for a snapshot (B6).
+func (s *store) appear(p *packet) *group {
+	if p.group == raftid.PDGroup || p.kind != raftPacket {
+		return nil
+	}
+	switch p.msg.GetType() {
+	case raftpb.MsgVote, raftpb.MsgPreVote, raftpb.MsgApp, raftpb.MsgHeartbeat:
+	default:
+		return nil
+	}
+	d := s.w.boot.Regions[p.group-raftid.FirstRegion]
+	if err := s.startRegion(region.InitialPosition(d, 1), true); err != nil {
+		s.w.fail("store %d region %d: %v", s.i, p.group, err)
+		return nil
+	}
+	s.w.event("s%d g%d appears uninitialised", s.i, p.group)
+	return s.groups[p.group]
+}
+
+func (w *World) deliverToGroup(g *group, p *packet) {
+	switch p.kind {
+	case raftPacket:
+		g.in.Messages = append(g.in.Messages, p.msg)
+	case controlPacket:
+		g.in.Controls = append(g.in.Controls, p.control)
+	case snapshotPacket:
+		w.stage(g, p)
+		return
+	}
+	g.ready = true
+}
+
+// stage hands a whole snapshot to its group.
+func (w *World) stage(g *group, p *packet) {
+	md := p.msg.GetSnapshot().GetMetadata()
+	if g.in.Staged != nil || g.install != nil || !g.g.Status().WantsSnapshot(md.GetIndex()) {
+		w.snapshotSent(p, false)
+		return
+	}
+	meta := raftstore.SnapshotMeta{Index: md.GetIndex(), Term: md.GetTerm(), ConfState: md.GetConfState()}
+	var machine raftstore.StateMachine = g.s.member
+	if g.replica != nil {
+		machine = g.replica
+	}
+	sink, err := machine.Receive(meta)
+	if err == nil {
+		_, err = sink.Write(p.data)
+	}
+	if err != nil {
+		// As at a real store, a snapshot that does not fit is refused, for example one that is
+		// behind what was applied meanwhile.
+		w.event("s%d g%d refuses a snapshot: %v", g.s.i, g.id, err)
+		w.snapshotSent(p, false)
+		return
+	}
+	g.in.Staged = &raftstore.Staged{Message: p.msg, Sink: sink}
+	g.ready = true
+	w.snapshotSent(p, true)
+}
+
+// simNet is a store's way to the others, as pd's client and member see it.
+type simNet struct{ s *store }
+
+// Call implements order.Net.
+func (n simNet) Call(to raftid.StoreID, m order.Method, payload []byte, done func([]byte, error)) {
+	n.s.lastID++
+	n.s.calls[n.s.lastID] = done
+	n.s.w.send(&packet{kind: callPacket, from: n.s.i, to: int(to) - 1, method: m, id: n.s.lastID, data: payload, life: n.s.life})
+}
+
+// SendFrame implements pd.Sender.
+func (n simNet) SendFrame(to raftid.StoreID, frame []byte) bool {
+	n.s.w.send(&packet{kind: framePacket, from: n.s.i, to: int(to) - 1, data: frame})
+	return true
+}

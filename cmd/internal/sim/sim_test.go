@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"testing/cryptotest"
+	"time"
+)
+
+var (
+	seeds    = flag.Int("sim.seeds", 60, "how many seeds TestSeeds runs")
+	firstOne = flag.Uint64("sim.seed", 1, "the first seed; with -sim.seeds=1 the one to replay")
+	steps    = flag.Int("sim.steps", 3000, "steps of a run, before healing")
+	aimFlag  = flag.String("sim.aim", "all", "the aim of the schedules: all, or one of the names in aims; empty is the plain one")
+	mutant   = flag.String("sim.mutant", "", "drop this rule")
+	trace    = flag.Bool("sim.trace", false, "print every step of the run")
+	hunt     = flag.Int("sim.hunt", 40, "how many seeds TestMutants may use for each mutant")
+)
+
+// aimNames in the order in which seeds use them.
+var aimNames = []string{"", "partition", "snapshot", "crash", "stream", "bootstrap", "fence"}
+
+// run is Run with raft's election jitter taken from the seed too.
+func run(t *testing.T, cfg Config) (res Result) {
+	t.Run(fmt.Sprintf("seed=%d/aim=%s/mutant=%s", cfg.Seed, cfg.Aim, cfg.Mutant), func(t *testing.T) {
+		cryptotest.SetGlobalRandom(t, cfg.Seed)
+		if *trace {
+			cfg.Trace = os.Stdout
+		}
+		res = Run(cfg)
+	})
+	return res
+}
+
+func replayCommand(cfg Config) string {
+	return fmt.Sprintf("go test ./cmd/internal/sim -run TestSeeds -sim.seeds=1 -sim.seed=%d -sim.steps=%d -sim.aim=%q -sim.mutant=%q -sim.trace", cfg.Seed, cfg.Steps, cfg.Aim, cfg.Mutant)
+}
+
+func TestSeeds(t *testing.T) {
+	var total Stats
+	began := time.Now()
+	for i := range *seeds {
+		cfg := Config{Seed: *firstOne + uint64(i), Steps: *steps, Aim: *aimFlag, Mutant: *mutant}
+		if *aimFlag == "all" {
+			cfg.Aim = aimNames[int(cfg.Seed)%len(aimNames)]
+		}
+		res := run(t, cfg)
+		total.Add(res.Stats)
+		if res.Err != nil {
+			t.Errorf("seed %d: %v\nreplay: %s\n%v", cfg.Seed, res.Err, replayCommand(cfg), res.Stats)
+			if *mutant == "" {
+				return
+			}
+		}
+	}
+	t.Logf("%d seeds from %d in %v: %v", *seeds, *firstOne, time.Since(began).Round(time.Millisecond), total)
+}
+
+// TestReplay shows that a seed repeats exactly.
+func TestReplay(t *testing.T) {
+	for seed := uint64(1); seed <= 6; seed++ {
+		cfg := Config{Seed: seed, Steps: 1500, Aim: aimNames[int(seed)%len(aimNames)]}
+		a := run(t, cfg)
+		b := run(t, cfg)
+		if a.Hash != b.Hash {
+			t.Errorf("seed %d: two runs differ: %x %v, %x %v", seed, a.Hash, a.Stats, b.Hash, b.Stats)
+		}
+	}
+}
+
+// TestMutants drops one rule at a time and wants each loss noticed.
+func TestMutants(t *testing.T) {
+	for _, m := range Mutants {
+		if *mutant != "" && *mutant != m.Name {
+			continue
+		}
+		caught := false
+		for i := range *hunt {
+			cfg := Config{Seed: *firstOne + uint64(i), Steps: *steps, Mutant: m.Name, Aim: m.Aim}
+			res := run(t, cfg)
+			if res.Err != nil {
+				t.Logf("%-16s %-4s caught by seed %d: %.300v", m.Name, m.Rule, cfg.Seed, res.Err)
+				caught = true
+				break
+			}
+		}
+		if !caught {
+			t.Errorf("%s: %d schedules of aim %q did not notice that rule %s is gone", m.Name, *hunt, m.Aim, m.Rule)
+		}
+	}
+}

@@ -1,0 +1,413 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"braid/mvcc"
+	"braid/pd"
+	"braid/pd/order"
+	"braid/pd/pdpb"
+	"braid/raftstore"
+	"braid/raftstore/raftid"
+	"braid/region"
+	"braid/region/regionpb"
+)
+
+// store is one node: what survives a crash (disk, engine as flushed) and what does not.
+type store struct {
+	w      *World
+	i      int
+	id     raftid.StoreID
+	disk   *raftstore.MemDisk
+	engine *mvcc.MemStore
+	life   uint64
+
+	up      bool
+	client  *order.Client
+	member  *pd.Replica
+	groups  map[raftid.GroupID]*group
+	ids     []raftid.GroupID // of groups, ascending
+	calls   map[uint64]func([]byte, error)
+	lastID  uint64
+	dirNews bool
+	spans   map[uint64]*mvcc.MemSpan // exported state by handle; what a snapshot's bytes point to
+}
+
+// group is a raft group with what reached it since its last turn.
+type group struct {
+	s       *store
+	id      raftid.GroupID
+	g       *raftstore.Group
+	replica *region.Replica // nil for pd
+	in      raftstore.Input
+	out     raftstore.Output
+	ready   bool
+	install *raftstore.Staged
+	leading bool
+}
+
+func newStore(w *World, i int) *store {
+	return &store{w: w, i: i, id: storeID(i), disk: raftstore.NewMemDisk(), engine: mvcc.NewMemStore(), spans: map[uint64]*mvcc.MemSpan{}}
+}
+
+// start brings the store up with what its disk and engine hold.
+func (s *store) start() error {
+	s.up = true
+	s.life++
+	s.groups, s.ids = map[raftid.GroupID]*group{}, nil
+	s.calls = map[uint64]func([]byte, error){}
+	members := make([]raftid.StoreID, stores)
+	for i := range members {
+		members[i] = storeID(i)
+	}
+	s.client = order.NewClient(order.ClientConfig{
+		ClientOptions: order.ClientOptions{
+			Self: s.id, Members: members, Session: s.life<<8 | uint64(s.i),
+			CallTimeout: 60 * time.Millisecond, RetryAfter: 5 * time.Millisecond, ResendAfter: 40 * time.Millisecond,
+			FollowerDelay: 60 * time.Millisecond, SubscribeRetry: 40 * time.Millisecond, StandstillAfter: 120 * time.Millisecond,
+			Mutants: s.w.mut.order,
+		},
+		Net:         simNet{s},
+		OnDirectory: func(*order.Directory) { s.dirNews = true },
+	})
+	if err := s.startMember(members); err != nil {
+		return err
+	}
+	positions := s.engine.Positions()
+	ids := make([]uint64, 0, len(positions))
+	for id := range positions {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		pos, err := regionpb.DecodePosition(positions[id])
+		if err != nil {
+			return err
+		}
+		if err := s.startRegion(pos, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *store) startMember(members []raftid.StoreID) error {
+	storeOf := func(r raftid.ReplicaID) (raftid.StoreID, bool) {
+		return storeID(int(r) - 1), r >= 1 && int(r) <= stores
+	}
+	log := s.disk.Log(raftid.PDGroup)
+	g := s.newGroup(raftid.PDGroup)
+	member, err := pd.NewReplica(pd.Config{
+		Store: s.id, Wake: g.wake, StoreOf: storeOf, Bootstrap: s.w.boot, Local: s.client, Sender: simNet{s}, Net: simNet{s},
+		Limits:  pd.Limits{CheckpointEvery: 40},
+		OnApply: func(index, term uint64, e *pd.Entry, res pd.Result) { s.w.check.cutApplied(s, index, term, e, res) },
+		Mutants: &s.w.mut.pd,
+	}, log.Checkpoint())
+	if err != nil {
+		return err
+	}
+	conf := &raftpb.ConfState{}
+	for i := range members {
+		conf.Voters = append(conf.Voters, uint64(i+1))
+	}
+	applied, term := member.Applied()
+	err = s.addGroup(g, raftstore.GroupConfig{
+		ID: raftid.PDGroup, Replica: raftid.ReplicaID(s.i + 1), Peers: storeOf, ConfState: conf,
+		Applied: applied, AppliedTerm: term, Log: log, Machine: member,
+	})
+	s.member = member
+	s.client.SetMember(member)
+	return err
+}
+
+func (s *store) newGroup(id raftid.GroupID) *group { return &group{s: s, id: id} }
+
+func (g *group) wake() {
+	g.in.Work = true
+	g.ready = true
+}
+
+func (s *store) addGroup(g *group, cfg raftstore.GroupConfig) error {
+	cfg.ElectionTicks, cfg.HeartbeatTicks = 10, 1
+	cfg.KeepEntries, cfg.KeepForFollowers = -1, -1
+	cfg.Durable = func(token uint64) {
+		g.in.Durable = token
+		g.ready = true
+	}
+	cfg.Mutants = &s.w.mut.raft
+	cfg.Logger = s.w.mut.logger
+	var err error
+	if g.g, err = raftstore.NewGroup(cfg); err != nil {
+		return err
+	}
+	g.ready = true
+	s.groups[g.id] = g
+	s.ids = append(s.ids, g.id)
+	slices.Sort(s.ids)
+	return nil
+}
+
+// startRegion starts a replica from its durable position, or uninitialized (D4).
+func (s *store) startRegion(pos region.Position, uninitialized bool) error {
+	d := pos.Descriptor
+	var self raftid.ReplicaID
+	for _, p := range d.Peers {
+		if p.Store == s.id {
+			self = p.Replica
+		}
+	}
+	conf, err := region.ConfState(&pos)
+	if err != nil {
+		return err
+	}
+	g := s.newGroup(d.ID)
+	mut := s.w.mut.region
+	if s.w.mut.storeMark {
+		mut.StoreMark = func() pdpb.Mark { return s.client.Mark() }
+	}
+	limits := region.TinyLimits
+	limits.EntryBytesMax, limits.QueueBytesMax, limits.InflightBytesMax, limits.ItemsMax = 1<<10, 1<<16, 1<<14, 64
+	limits.ReadKeysMax, limits.ReadBytesMax = 64, 1<<16
+	g.replica, err = region.NewReplica(region.Config{
+		Store: s.id, Replica: self, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
+		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
+		Limits:      limits,
+		SharedFsync: s.w.mut.sharedFsync,
+		Snapshots:   backend{s},
+		Observer: region.Observer{Applied: func(index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
+			s.w.check.applied(s, d.ID, index, term, it, e, rev, void)
+		}},
+		Mutants: mut,
+	})
+	if err != nil {
+		return err
+	}
+	if uninitialized {
+		s.w.stats.Uninitialised++
+	}
+	if err := s.addGroup(g, raftstore.GroupConfig{
+		ID: d.ID, Replica: self, ConfState: conf, ConfIndex: pos.ConfIndex, Applied: pos.Index, AppliedTerm: pos.Term,
+		Peers: func(r raftid.ReplicaID) (raftid.StoreID, bool) {
+			for _, p := range d.Peers {
+				if p.Replica == r {
+					return p.Store, true
+				}
+			}
+			return 0, false
+		},
+		Uninitialized: uninitialized, Log: s.disk.Log(d.ID), Machine: g.replica,
+	}); err != nil {
+		return err
+	}
+	s.client.Register(d.ID, source{g.replica})
+	return nil
+}
+
+// source is a replica as the oracle's client sees it.
+type source struct{ *region.Replica }
+
+func (r source) Leading() bool {
+	_, here := r.Leader()
+	return here
+}
+
+// reconcile creates the replicas that the directory knows and the store has not, flushed before
+// they vote.
+func (s *store) reconcile() error {
+	d := s.client.Directory()
+	if d == nil {
+		return nil
+	}
+	s.dirNews = false
+	for i := range d.Regions {
+		id := d.Regions[i].ID
+		if s.groups[id] != nil {
+			continue
+		}
+		log := s.disk.Log(id)
+		if log.LastIndex() > 0 || log.Hard().Term > 0 {
+			if err := s.startRegion(region.InitialPosition(d.Regions[i], 1), true); err != nil {
+				return err
+			}
+			continue
+		}
+		pos := region.InitialPosition(d.Regions[i], 1)
+		b := s.engine.NewBatch()
+		if err := errors.Join(b.SetPosition(uint64(id), pos.Append(nil)), b.Commit(), b.Close()); err != nil {
+			return err
+		}
+		s.engine.Flush()
+		if err := s.startRegion(pos, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// crash loses what was not flushed.
+func (s *store) crash() {
+	s.up = false
+	s.disk = s.disk.Crash()
+	s.engine = s.engine.Crash()
+	s.w.check.crashed(s)
+}
+
+// turn lets a group take what reached it.
+func (g *group) turn() {
+	in := g.in
+	g.in = raftstore.Input{}
+	g.ready = false
+	g.out.Reset()
+	s, w := g.s, g.s.w
+	g.g.Process(&in, &g.out)
+	w.stats.Turns++
+	if l := g.g.Status().Leading; l != g.leading {
+		g.leading = l
+		if l {
+			w.stats.Elections++
+		}
+		w.event("s%d g%d leading %v", s.i, g.id, l)
+	}
+	for _, m := range g.out.Messages {
+		w.send(&packet{kind: raftPacket, from: s.i, to: g.storeOf(raftid.ReplicaID(m.GetTo())), group: g.id, msg: m})
+	}
+	for _, c := range g.out.Controls {
+		w.send(&packet{kind: controlPacket, from: s.i, to: g.storeOf(c.To), group: g.id, control: c})
+	}
+	for _, o := range g.out.Snapshots {
+		var buf bytes.Buffer
+		if err := errors.Join(o.Source.WriteTo(context.Background(), &buf), o.Source.Close()); err != nil {
+			w.fail("store %d group %d: snapshot: %v", s.i, g.id, err)
+			return
+		}
+		w.stats.Snapshots++
+		w.send(&packet{kind: snapshotPacket, from: s.i, to: g.storeOf(raftid.ReplicaID(o.Message.GetTo())), group: g.id, msg: o.Message, data: buf.Bytes(), life: s.life})
+	}
+	if g.out.Install != nil {
+		g.install = g.out.Install
+	}
+	for _, d := range g.out.Discard {
+		if err := d.Close(); err != nil {
+			w.fail("store %d group %d: %v", s.i, g.id, err)
+		}
+	}
+	if g.out.Again {
+		g.ready = true
+	}
+}
+
+func (g *group) storeOf(r raftid.ReplicaID) int {
+	if g.id == raftid.PDGroup {
+		return int(r) - 1
+	}
+	for _, p := range g.s.w.boot.Regions[g.id-raftid.FirstRegion].Peers {
+		if p.Replica == r {
+			return int(p.Store) - 1
+		}
+	}
+	return -1
+}
+
+// finishInstall performs a snapshot's installation.
+func (g *group) finishInstall() {
+	st := g.install
+	g.install = nil
+	g.s.w.stats.Installs++
+	g.s.w.event("s%d g%d install", g.s.i, g.id)
+	g.in.Installed = &raftstore.Installed{Sink: st.Sink, Err: st.Sink.Install()}
+	g.ready = true
+}
+
+// flushEngine makes applied state durable and tells the replicas (D6).
+func (s *store) flushEngine() {
+	s.engine.Flush()
+	s.w.stats.Flushes++
+	for _, id := range s.ids {
+		g := s.groups[id]
+		if g.replica == nil {
+			continue
+		}
+		if pos, ok := s.engine.DurablePosition(uint64(id)); ok {
+			if err := g.replica.DurableAt(pos); err != nil {
+				s.w.fail("store %d region %d: %v", s.i, id, err)
+			}
+			g.wake()
+		}
+	}
+}
+
+// backend pins and installs regions' state in the engine. What travels is a handle: the state
+// itself is a Go value in the sender's table.
+type backend struct{ s *store }
+
+type pinned struct {
+	s    *store
+	view *mvcc.MemStore
+	live *mvcc.MemStore
+}
+
+func (b backend) Pin() (region.PinnedState, error) {
+	all, _ := b.s.engine.ExportSpan(0, mvcc.Span{})
+	view := mvcc.NewMemStore()
+	if err := view.ImportSpan(0, all, nil, mvcc.ImportVolatile); err != nil {
+		return nil, err
+	}
+	return pinned{b.s, view, b.s.engine}, nil
+}
+
+func (p pinned) Position(group uint64) ([]byte, bool, error) {
+	pos, ok := p.live.Position(group) // asked for while the state is being pinned
+	return pos, ok, nil
+}
+
+func (p pinned) Export(_ context.Context, span mvcc.Span, w io.Writer) error {
+	data, _ := p.view.ExportSpan(0, span)
+	h := uint64(len(p.s.spans))<<4 | uint64(p.s.i)
+	p.s.spans[h] = data
+	_, err := w.Write(binary.BigEndian.AppendUint64(nil, h))
+	return err
+}
+
+func (p pinned) Close() error { return nil }
+
+func (b backend) Import(group uint64, _ mvcc.Span) (region.StateImport, error) {
+	return &importer{s: b.s, group: group}, nil
+}
+
+type importer struct {
+	s     *store
+	group uint64
+	buf   []byte
+}
+
+func (i *importer) Write(p []byte) (int, error) {
+	i.buf = append(i.buf, p...)
+	return len(p), nil
+}
+
+func (i *importer) Install(position []byte) error {
+	if len(i.buf) != 8 {
+		return fmt.Errorf("sim: snapshot of %d bytes", len(i.buf))
+	}
+	h := binary.BigEndian.Uint64(i.buf)
+	data := i.s.w.stores[h&15].spans[h]
+	if i.s.w.mut.ingestNoFlush {
+		kind := mvcc.ImportAhead
+		if i.s.w.rng.IntN(2) == 0 {
+			kind = mvcc.ImportVolatile
+		}
+		return i.s.engine.ImportSpan(i.group, data, position, kind)
+	}
+	return i.s.engine.InstallSpan(i.group, data, position)
+}
+
+func (i *importer) Close() error { return nil }
