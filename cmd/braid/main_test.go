@@ -20,9 +20,15 @@ import (
 	"braid/cmd/internal/config"
 )
 
-// TestMain lets the test binary play the program itself, over a node that only waits.
+// TestMain lets the test binary play the program itself, over the real node or over one that only
+// waits or fails.
 func TestMain(m *testing.M) {
-	if how := os.Getenv("BRAID_TEST_NODE"); how != "" {
+	switch how := os.Getenv("BRAID_TEST_NODE"); how {
+	case "":
+		os.Exit(m.Run())
+	case "real":
+		os.Exit(run(os.Args[1:]))
+	default:
 		startNode = func(ctx context.Context, _ *config.Config) (server, error) {
 			switch how {
 			case "in use":
@@ -41,7 +47,6 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(run(os.Args[1:]))
 	}
-	os.Exit(m.Run())
 }
 
 type idleNode struct{ done chan error }

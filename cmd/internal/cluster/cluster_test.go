@@ -157,6 +157,23 @@ func TestFailedStartIsUndone(t *testing.T) {
 	}
 }
 
+func TestPortInUse(t *testing.T) {
+	dir := t.TempDir()
+	o := options(t, dir)
+	busy, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", o.BasePort+3))
+	if err != nil {
+		t.Skip("the port was taken meanwhile: ", err)
+	}
+	defer busy.Close()
+	_, err = Start(context.Background(), o)
+	if err == nil || !strings.Contains(err.Error(), "n2 cannot be started") || !strings.Contains(err.Error(), "--base-port") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Load(dir); !errors.Is(err, ErrNone) {
+		t.Errorf("a cluster that never started is remembered: %v", err)
+	}
+}
+
 func TestStubbornNodeIsKilled(t *testing.T) {
 	dir := t.TempDir()
 	o := options(t, dir, "--stubborn")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -61,6 +62,9 @@ func Start(ctx context.Context, o Options) (*State, error) {
 		}
 		s.Binary = o.Binary
 	}
+	if err := s.portsFree(); err != nil {
+		return nil, err // before the state is written, so that another base port can be tried
+	}
 	if err := s.save(dir); err != nil {
 		return nil, err
 	}
@@ -105,6 +109,26 @@ func (s *State) sameAs(o Options) error {
 	}
 	if len(diff) > 0 {
 		return fmt.Errorf("%s holds a cluster already: %s; start it without these flags, or use another --dir", o.Dir, strings.Join(diff, ", "))
+	}
+	return nil
+}
+
+// portsFree checks the ports of the nodes that do not run. A stranger on one of them would not
+// only make a node fail: it could also answer in its place.
+func (s *State) portsFree() error {
+	for _, n := range s.Nodes {
+		if n.Process.Alive() {
+			continue
+		}
+		for _, u := range []string{n.Client, n.Peer} {
+			l, err := net.Listen("tcp", strings.TrimPrefix(u, "http://"))
+			if err != nil {
+				return fmt.Errorf("%s cannot be started: %w; another process uses the port: stop it, or start a cluster with another --base-port and --dir", n.Name, err)
+			}
+			if err := l.Close(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
