@@ -12,7 +12,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages whose goroutines are worth the race detector's price.
 RACE_PKGS ?= ./cmd/... ./gateway/... ./mvcc/... ./pd/... ./raftstore/... ./region/... ./router/...
 
-.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff ci
+.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,24 @@ test: ## every unit, rule and process test
 
 race: ## the same with the race detector
 	$(GO) test -race -timeout 20m $(RACE_PKGS)
+
+# How much the simulator runs: SEEDS from SEED on, STEPS each.
+SEED  ?= 1
+SEEDS ?= 2000
+STEPS ?= 3000
+
+sim: ## simulated clusters from seeds (SEED, SEEDS, STEPS)
+	$(GO) test ./cmd/internal/sim -run TestSeeds -count=1 -v -timeout 0 -sim.seed=$(SEED) -sim.seeds=$(SEEDS) -sim.steps=$(STEPS)
+
+bench: ## micro-benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+# The programs below compare with a real etcd; they have a module of their own.
+etcd-diff: ## the same random requests at braid and at a real etcd (ARGS)
+	cd cmd/tests && $(GO) run ./differential $(ARGS)
+
+robustness: ## three processes under kill -9, stop and continue, checked (ARGS)
+	cd cmd/tests && $(GO) run ./robustness $(ARGS)
 
 fmt: ## format the sources
 	gofmt -w $$(git ls-files '*.go')
