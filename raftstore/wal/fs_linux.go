@@ -30,11 +30,3 @@ func preallocate(f *os.File, size int64) error {
 		}
 	}
 }
-
-func lockFile(f *os.File) error {
-	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return ErrLocked
-	}
-	return os.NewSyscallError("flock", err)
-}
