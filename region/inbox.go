@@ -253,7 +253,10 @@ func (r *Replica) publish() {
 	r.mu.busy = len(r.queue) > 0 || !r.inflight.empty() || len(r.mu.reads) > 0 || !r.readIdx.empty() ||
 		(r.role.Leading && r.cfg.Orderer == nil && r.sealed < r.pos.Item)
 	r.mu.Unlock()
-	if changed && r.cfg.Order != nil {
+	// Who leads reports at once, and repeats what a lost report said of seals (P4): a new leader
+	// has to say so even when its report says nothing new.
+	if (changed || r.stood) && r.cfg.Order != nil {
+		r.stood = false
 		r.cfg.Order.Report(r.id)
 	}
 }

@@ -26,6 +26,7 @@ type Replica struct {
 	failed error // Fatal was called: do nothing more
 
 	role  raftstore.Role
+	stood bool          // leadership began or ended since the last publish
 	fence pdpb.Fence    // what a leader stamps (F2)
 	v     mvcc.Revision // E4's V
 	// through is a cut that this replica is complete through; once it is, it stays so.
@@ -240,6 +241,7 @@ func (r *Replica) load(h raftstore.Handle) error {
 func (r *Replica) setRole(role raftstore.Role) {
 	was := r.role
 	r.role = role
+	r.stood = r.stood || role.Leading != was.Leading
 	if !role.Leading || role.Term != was.Term {
 		r.ov.reset()
 	}

@@ -147,12 +147,7 @@ func (c *ClientCore) Done(id uint64, r *Reply, err error) (token uint64, read bo
 	case end(&c.reports):
 		c.leaderAnswered(r)
 		if failed {
-			for _, s := range c.reporting {
-				if s.id != 0 {
-					s.sentUpto, s.sentSealed = 0, 0
-					c.markDirty(s)
-				}
-			}
+			c.unsent()
 		}
 	case end(&c.subReqs):
 	case end(&c.marks):
@@ -233,15 +228,22 @@ func (c *ClientCore) expire(l *lane) {
 		c.leaderAnswered(nil)
 	}
 	if l == &c.reports {
-		for _, s := range c.reporting {
-			if s.id != 0 {
-				c.markDirty(s)
-			}
-		}
+		c.unsent()
 	}
 	*l = lane{}
 	if l == &c.marks {
 		c.asked = 0
+	}
+}
+
+// unsent takes back what the reports in flight said: nobody may have heard it. Up-to would be
+// repeated anyway until it is seen in an item; of seals there is no other sign (P4).
+func (c *ClientCore) unsent() {
+	for _, s := range c.reporting {
+		if s.id != 0 {
+			s.sentUpto, s.sentSealed = 0, 0
+			c.markDirty(s)
+		}
 	}
 }
 
