@@ -72,6 +72,7 @@ func crashLives(t *testing.T, seed uint64) (lost, kept int) {
 	base := h.clone() // the history at the positions the engine is at
 	for life := range 4 {
 		e := openMem(t, fs)
+		e.gc = gcLimits{visits: 1 << 20, removes: 1 << 20} // one chunk: states stay countable
 		floor := [5]mvcc.Revision{}
 		durable := map[uint64][]byte{}
 		for range 60 + h.rng.IntN(100) {

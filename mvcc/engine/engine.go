@@ -110,6 +110,7 @@ type Engine struct {
 
 	installs installs // keeps GC away from spans that are being replaced
 
+	gc        gcLimits
 	importSeq atomic.Uint64 // names of import folders
 }
 
@@ -132,7 +133,7 @@ func Open(o Options) (*Engine, error) {
 	if err := removeImports(o.FS, o.Dir); err != nil {
 		return nil, err
 	}
-	e := &Engine{o: o, fatal: make(chan struct{})}
+	e := &Engine{o: o, fatal: make(chan struct{}), gc: gcLimits{gcVisitsMax, gcRemovesMax}}
 	e.notify.init(e.onNotify)
 	e.popt = e.pebbleOptions()
 	db, err := pebble.Open(o.Dir, e.popt)

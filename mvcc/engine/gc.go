@@ -17,6 +17,9 @@ const (
 	gcRemovesMax = 1024
 )
 
+// gcLimits bound a chunk; tests make them tiny.
+type gcLimits struct{ visits, removes int }
+
 // GC removes the versions of span that a compaction at `to` makes unreachable, with their index
 // records (R3). For each key it keeps the newest version <= to, unless that is a tombstone below
 // `to`; a tombstone exactly at `to` stays, as in etcd.
@@ -133,7 +136,7 @@ func (c *gcChunk) walk(index *pebble.Iterator) (next []byte, err error) {
 				return append([]byte{}, index.Key()...), nil // the same record again
 			}
 		}
-		if c.visited >= gcVisitsMax || c.removed >= gcRemovesMax {
+		if c.visited >= c.e.gc.visits || c.removed >= c.e.gc.removes {
 			return append(append([]byte{}, index.Key()...), 0), nil
 		}
 	}
@@ -155,7 +158,7 @@ func (c *gcChunk) removeSuperseded(it *pebble.Iterator, key []byte, rev mvcc.Rev
 	v.Key = key
 	c.pending = v
 	for it.Next() {
-		if c.removed >= gcRemovesMax {
+		if c.removed >= c.e.gc.removes {
 			return false, nil
 		}
 		if err := readVersion(it, &v); err != nil {

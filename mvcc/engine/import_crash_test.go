@@ -153,7 +153,7 @@ func checkLeftImports(t *testing.T, e *Engine) {
 }
 
 // logicalBytes adds up what LogicalBytes should say.
-func logicalBytes(t *testing.T, e *Engine) (n int64) {
+func logicalBytes(t testing.TB, e *Engine) (n int64) {
 	t.Helper()
 	if err := e.Events(context.Background(), 0, mvcc.Latest, mvcc.Span{}, func(v *mvcc.Version) error {
 		n += v.LogicalSize()

@@ -128,6 +128,7 @@ func TestInstallVoidsGC(t *testing.T) {
 	e := openMem(t, vfs.NewMem())
 	defer e.Close()
 	install(t, e, 1, stream, position)
+	e.gc = gcLimits{visits: 1 << 20, removes: 1 << 20}
 	run, err := e.installs.beginGC(groupSpan(1))
 	if err != nil {
 		t.Fatal(err)

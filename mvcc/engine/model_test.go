@@ -108,6 +108,7 @@ func openMem(t testing.TB, fs vfs.FS) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.gc = gcLimits{visits: 7, removes: 3}
 	return e
 }
 
