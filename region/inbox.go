@@ -224,7 +224,7 @@ func (r *Replica) takeInbox() taken {
 func (r *Replica) publishApplied() {
 	r.mu.Lock()
 	r.mu.applied = r.pos
-	r.mu.vouched, r.mu.through = max(r.mu.vouched, r.pos.Revision), max(r.mu.through, r.pos.Cut)
+	r.mu.vouched, r.mu.through = max(r.mu.vouched, r.v), max(r.mu.through, r.pos.Cut)
 	r.mu.wanted = r.in.Wanted()
 	kept := r.mu.waiters[:0]
 	for _, w := range r.mu.waiters {

@@ -120,7 +120,9 @@ func (r *Replica) adopt(p Position) error {
 	r.in.Reset(&p)
 	r.ov.reset()
 	r.loaded = false
-	r.v = max(r.v, p.Revision)
+	// Whoever wrote the floor was complete through it, which may be above the region's own newest
+	// revision: without it a current read would fail as compacted until the stream is back (B7).
+	r.v = max(r.v, p.Revision, p.Floor)
 	r.through = max(r.through, p.Cut)
 	r.floor = max(r.floor, p.Floor)
 	r.fence = max(r.fence, p.Fence)
