@@ -3,6 +3,7 @@ package mvcc
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"math/bits"
 )
 
 // HashRecord is what etcd's HashKV feeds into its checksum for one version: the key under which
@@ -16,6 +17,7 @@ type HashRecord struct {
 	// the whole store is alive at the hashed revision.
 	IfEmpty    bool
 	Key, Value []byte
+	User       []byte // the key that clients know
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -28,58 +30,67 @@ func HashUpdate(crc uint32, r *HashRecord) uint32 {
 	return crc32.Update(crc32.Update(crc, castagnoli, r.Key), castagnoli, r.Value)
 }
 
-// HashAppend continues the checksum a, of some prefix, with a part of which only its checksum b
-// and its length are known, so that values need not travel to whoever merges the regions (C-3).
-// The method is zlib's crc32_combine: appending n zero bytes to a message is a linear map over
-// GF(2) of its checksum, applied here by repeated squaring.
-func HashAppend(a, b uint32, bLen int64) uint32 {
-	if bLen <= 0 {
-		return a
-	}
-	var even, odd [32]uint32
-	odd[0] = crc32.Castagnoli // one zero bit
-	for i := 1; i < 32; i++ {
-		odd[i] = 1 << (i - 1)
-	}
-	squareGF2(&even, &odd) // two zero bits
-	squareGF2(&odd, &even) // four
-	for {
-		squareGF2(&even, &odd)
-		if bLen&1 != 0 {
-			a = timesGF2(&even, a)
-		}
-		if bLen >>= 1; bLen == 0 {
-			break
-		}
-		squareGF2(&odd, &even)
-		if bLen&1 != 0 {
-			a = timesGF2(&odd, a)
-		}
-		if bLen >>= 1; bLen == 0 {
-			break
-		}
-	}
-	return a ^ b
+// HashJoiner continues a checksum with parts of which only the checksums and the lengths are known,
+// so that values need not travel to whoever merges the regions (C-3). The zero value is ready; it
+// belongs to one goroutine.
+type HashJoiner struct {
+	powers map[int]uint32 // x^(8 n) by n: versions of one store have few different lengths
 }
 
-func timesGF2(m *[32]uint32, v uint32) (sum uint32) {
-	for i := 0; v != 0; i, v = i+1, v>>1 {
-		if v&1 != 0 {
-			sum ^= m[i]
+const (
+	castagnoliPoly = 0x82f63b78 // reflected
+	joinPowersMax  = 1 << 14
+)
+
+// Join returns the checksum of two byte strings together from the checksum of each and the length
+// of the second. The method is that of zlib's crc32_combine: to append n bytes to a message is to
+// multiply its checksum with x^(8 n) modulo the polynomial.
+func (j *HashJoiner) Join(first, second uint32, secondLen int) uint32 {
+	p, ok := j.powers[secondLen]
+	if !ok {
+		p = powerOfX(8 * uint64(secondLen))
+		if j.powers == nil {
+			j.powers = make(map[int]uint32)
+		}
+		if len(j.powers) < joinPowersMax {
+			j.powers[secondLen] = p
+		}
+	}
+	return multiply(p, first) ^ second
+}
+
+// multiply is multiplication modulo the polynomial. Bit 31 is x^0: the order is reflected.
+func multiply(a, b uint32) uint32 {
+	var sum uint32
+	for ; a != 0; a <<= 1 {
+		if a&(1<<31) != 0 {
+			sum ^= b
+		}
+		carry := b & 1
+		b >>= 1
+		if carry != 0 {
+			b ^= castagnoliPoly
 		}
 	}
 	return sum
 }
 
-func squareGF2(dst, m *[32]uint32) {
-	for i := range m {
-		dst[i] = timesGF2(m, m[i])
+// powerOfX returns x^n modulo the polynomial, by squaring.
+func powerOfX(n uint64) uint32 {
+	result := uint32(1 << 31)
+	square := uint32(1 << 30) // x^1
+	for i := range bits.Len64(n) {
+		if n>>i&1 != 0 {
+			result = multiply(square, result)
+		}
+		square = multiply(square, square)
 	}
+	return result
 }
 
 // SetVersion fills the record in for a version.
 func (r *HashRecord) SetVersion(v *Version) {
-	r.Mod, r.Sub = v.Mod, v.Sub
+	r.Mod, r.Sub, r.User = v.Mod, v.Sub, v.Key
 	k := binary.BigEndian.AppendUint64(r.Key[:0], uint64(v.Mod))
 	k = binary.BigEndian.AppendUint64(append(k, '_'), uint64(v.Sub))
 	if v.Tombstone() {

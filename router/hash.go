@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 
 	"braid/mvcc"
@@ -52,7 +51,7 @@ func (r *Router) HashKV(ctx context.Context, rev int64) (KVHash, error) {
 		case rev == 0:
 			h.At = p.rev
 		}
-		sum := crc32.Checksum([]byte("key"), castagnoli) // etcd's hash starts with its bucket's name
+		sum := mvcc.HashSeed()
 		if h.At < 0 {
 			h.Hash = sum
 			return nil
@@ -108,11 +107,11 @@ func (r *Router) hashOnce(ctx context.Context, sum uint32, req HashRequest) (h u
 		m = append(m, c)
 	}
 	heap.Init(&m)
-	var join combiner
+	var join mvcc.HashJoiner
 	for len(m) > 0 {
 		c := m[0]
 		rec := c.block[0]
-		sum = join.join(sum, rec.CRC, rec.Len)
+		sum = join.Join(sum, rec.CRC, rec.Len)
 		switch err := c.advance(ctx); err {
 		case nil:
 			heap.Fix(&m, 0)

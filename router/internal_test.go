@@ -2,7 +2,6 @@ package router
 
 import (
 	"fmt"
-	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -10,24 +9,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
-
-// TestJoin compares joined checksums with checksums of joined bytes.
-func TestJoin(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 1))
-	var c combiner
-	for range 300 {
-		a, b := make([]byte, rng.IntN(300)), make([]byte, rng.IntN(5000))
-		for _, s := range [][]byte{a, b} {
-			for i := range s {
-				s[i] = byte(rng.Uint32())
-			}
-		}
-		got := c.join(crc32.Checksum(a, castagnoli), crc32.Checksum(b, castagnoli), len(b))
-		if want := crc32.Checksum(append(a, b...), castagnoli); got != want {
-			t.Fatalf("lengths %d and %d: %08x, want %08x", len(a), len(b), got, want)
-		}
-	}
-}
 
 // TestCollectorLetsGo compares a collector that cannot keep everything with a sort of everything.
 func TestCollectorLetsGo(t *testing.T) {

@@ -141,16 +141,17 @@ func (r *replay) compact(to mvcc.Revision) {
 // hash merges two regions' streams of (revision, sub, length, checksum).
 func (r *replay) hash(at, floor mvcc.Revision) uint32 {
 	type part struct {
-		mod      mvcc.Revision
-		sub, len int64
-		crc      uint32
-		ifEmpty  bool
+		mod     mvcc.Revision
+		sub     int64
+		len     int
+		crc     uint32
+		ifEmpty bool
 	}
 	var parts []part
 	anyAlive := false
 	for _, span := range []mvcc.Span{{End: []byte("k3")}, {Start: []byte("k3")}} {
 		alive, err := r.e.HashSpan(context.Background(), span, at, floor, func(h *mvcc.HashRecord) error {
-			parts = append(parts, part{h.Mod, h.Sub, int64(len(h.Key) + len(h.Value)), mvcc.HashUpdate(0, h), h.IfEmpty})
+			parts = append(parts, part{h.Mod, h.Sub, len(h.Key) + len(h.Value), mvcc.HashUpdate(0, h), h.IfEmpty})
 			return nil
 		})
 		if err != nil {
@@ -165,9 +166,10 @@ func (r *replay) hash(at, floor mvcc.Revision) uint32 {
 		return int(a.sub - b.sub)
 	})
 	crc := mvcc.HashSeed()
+	var join mvcc.HashJoiner
 	for _, p := range parts {
 		if !p.ifEmpty || !anyAlive {
-			crc = mvcc.HashAppend(crc, p.crc, p.len)
+			crc = join.Join(crc, p.crc, p.len)
 		}
 	}
 	return crc
@@ -193,7 +195,7 @@ func TestKeyValueEncoding(t *testing.T) {
 	}
 }
 
-func TestHashAppend(t *testing.T) {
+func TestHashJoiner(t *testing.T) {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	h := newHistory(2)
 	for range 200 {
@@ -205,7 +207,7 @@ func TestHashAppend(t *testing.T) {
 			b[i] = byte(h.rng.Uint32())
 		}
 		want := crc32.Checksum(append(slices.Clone(a), b...), table)
-		got := mvcc.HashAppend(crc32.Checksum(a, table), crc32.Checksum(b, table), int64(len(b)))
+		got := new(mvcc.HashJoiner).Join(crc32.Checksum(a, table), crc32.Checksum(b, table), len(b))
 		if got != want {
 			t.Fatalf("%d+%d bytes: %x, want %x", len(a), len(b), got, want)
 		}

@@ -312,18 +312,11 @@ func (s *Store) hash(span mvcc.Span, req router.HashRequest) ([]router.HashRecor
 		}
 	}
 	slices.SortFunc(list, func(a, b mvcc.Version) int { return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub)) })
-	var h router.Hasher
+	var rec mvcc.HashRecord
 	var records []router.HashRecord
-	for _, v := range list {
-		kv := keyValue(v)
-		if v.Tombstone() {
-			kv = &mvccpb.KeyValue{Key: v.Key}
-		}
-		r, err := h.Record(v.Mod, v.Sub, v.Tombstone(), kv)
-		if err != nil {
-			return nil, err
-		}
-		records = append(records, r)
+	for i := range list {
+		rec.SetVersion(&list[i])
+		records = append(records, router.Sum(&rec))
 	}
 	return records, nil
 }
