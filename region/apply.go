@@ -76,6 +76,10 @@ func (r *Replica) applied() {
 	for _, p := range r.inflight.below(r.pos.Index + 1) { // silent entries of another term took their places
 		r.answerAll(p, regionpb.Unknown)
 	}
+	if f := r.cfg.Observer.Events; f != nil {
+		f(r.events, r.v)
+		r.events = nil
+	}
 	r.publishApplied()
 	if f := r.cfg.Observer.Position; f != nil {
 		f(&r.pos)
@@ -217,6 +221,9 @@ func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, rev mv
 		}
 		if err := batch.Put(&v); err != nil {
 			return fmt.Errorf("applying revision %d: %w", rev, err)
+		}
+		if r.cfg.Observer.Events != nil {
+			r.events = append(r.events, v)
 		}
 	}
 	return nil

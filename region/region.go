@@ -106,6 +106,13 @@ type Observer struct {
 	Applied func(index, term uint64, item *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool)
 	// Position is called after each batch.
 	Position func(p *Position)
+	// Events is called after each batch, before Applied moves, with the batch's events in
+	// (revision, sub) order: the replica is complete through a revision, and feeds nothing at or
+	// below it any more (I7). The callee may keep the slices and must not change them.
+	Events func(events []mvcc.Version, through mvcc.Revision)
+	// Installed is called when a snapshot has replaced the state, before Applied moves: the events
+	// up to its revision were not all fed (W3).
+	Installed func(p *Position)
 }
 
 // Mutants drop one rule each, on purpose, so that tests can show that its absence is noticed.

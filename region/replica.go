@@ -46,6 +46,7 @@ type Replica struct {
 
 	entry     regionpb.Entry // reused by apply
 	creates   map[string]mvcc.Revision
+	events    []mvcc.Version // of the batch, for Observer.Events; never reused
 	replies   []answer
 	truncated uint64
 	readIdx   readIndexer
@@ -167,6 +168,11 @@ func (r *Replica) Update(h raftstore.Handle, u raftstore.Update) {
 		r.setRole(*u.Role)
 	}
 	r.readIdx.answered(u.ReadStates)
+	if r.cfg.SharedFsync && len(u.Appended) > 0 {
+		// The cut must be in the log's queue before the writer takes what was appended here:
+		// then one sync covers both. Waiting for Work would mean waiting for the sync (A1).
+		r.publish()
+	}
 }
 
 // Work does what waits (raftstore.StateMachine).
@@ -288,10 +294,29 @@ func (r *Replica) lookAtMark() {
 // complete returns the stream's mark if this replica has applied everything through it (S2).
 func (r *Replica) complete() (pdpb.Mark, bool) {
 	if r.cfg.Orderer != nil {
-		return r.cfg.Orderer.Mark(), true
+		// An item may be made and wait for its batch.
+		return r.cfg.Orderer.Mark(), r.in.Wanted() == r.pos.Item+1
 	}
 	mark, newest, ok := r.cfg.Order.State(r.id)
 	return mark, ok && r.pos.Item >= newest
+}
+
+// CompleteThrough is a revision at or below which nothing further will be applied here, as far as
+// is known now: it rises with pd's marks also while the region is idle (S4). Everything that it
+// counts on was passed to Observer.Events before. Any goroutine.
+func (r *Replica) CompleteThrough() mvcc.Revision {
+	var mark pdpb.Mark
+	var newest uint64
+	var ok bool
+	if r.cfg.Order != nil {
+		mark, newest, ok = r.cfg.Order.State(r.id) // before what is applied, which only rises
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ok && r.mu.applied.Item >= newest {
+		return max(mark.Rev, r.mu.vouched)
+	}
+	return r.mu.vouched
 }
 
 // raiseFence adopts a higher fence: what is in flight under the lower one is void, so nothing may

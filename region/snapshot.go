@@ -202,5 +202,8 @@ func (r *Replica) install(meta *raftstore.SnapshotMeta) error {
 	for _, q := range r.inflight.drain() {
 		q.fail(regionpb.ErrorOf(regionpb.Unknown))
 	}
+	if f := r.cfg.Observer.Installed; f != nil {
+		f(p)
+	}
 	return r.adopt(*p)
 }

@@ -1,0 +1,327 @@
+// Package watchsvc is the watches of one store: it takes the numbered events of the regions that
+// live here, keeps the newest of them in a bounded window, and gives every watcher the events of
+// its span, each once, in revision order, those of one revision together (I7).
+//
+// It is not a network service (the gateway is), it reads no raft log and knows no region by name:
+// a region is a Source that says through which revision it is complete, and a Feed that its owner
+// pours events into. History below the window comes from the state engine.
+//
+// The life of an event: its region's owner feeds it once it is applied (Feed.Events, which appends
+// to the window and never waits for a watcher); the hub's one goroutine releases it to each group
+// of watchers when all the regions that the group spans are complete through its revision, and
+// appends it to the bounded queues of the streams it concerns; whoever serves the stream takes it
+// out (Stream.Next). A watcher that begins in the past, or whose queue was full, is behind: it
+// reads the window or the engine on the goroutine of its own stream, as fast as its client takes
+// it, until it has caught up with its group. So nobody waits for a slow client, and what a client
+// can hold in memory is bounded.
+//
+// Ownership: Hub.win guards the Merger, Hub.mu the watchers, groups and what streams know of
+// them, Stream.mu a stream's queue; they are taken in the order mu, win, Stream.mu. Rule names
+// (I7, W1, S2 ...) refer to docs/ordering.md.
+package watchsvc
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"braid/mvcc"
+)
+
+// Source is a region's replica on this store. Any goroutine; nothing blocks.
+type Source interface {
+	// CompleteThrough is a revision at or below which no further event will be fed. What it
+	// counts on was fed before it returns.
+	CompleteThrough() mvcc.Revision
+	// Floor is the revision below which history may be gone.
+	Floor() mvcc.Revision
+}
+
+// History is the store's state engine.
+type History interface {
+	// Events calls fn with the events of span whose revisions lie in [from, to], in order; slices
+	// are valid during the call.
+	Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(v *mvcc.Version) error) error
+	// Get returns the newest version of a key with Mod <= at.
+	Get(key []byte, at mvcc.Revision) (mvcc.Version, bool, error)
+}
+
+// Options of a Hub; zero values mean the defaults.
+type Options struct {
+	History History
+	// Current is the newest revision the store has heard of, 0 for none.
+	Current func() mvcc.Revision
+	// Demand asks for word from the order about regions that have been quiet; it must not block.
+	Demand func()
+
+	// WindowBytes bounds the events kept in memory (64 MiB). Older ones are read from History.
+	WindowBytes int
+	// QueueMax and QueueBytesMax bound what waits in a stream (128 responses, 8 MiB). A watcher
+	// whose event finds its queue full falls behind.
+	QueueMax, QueueBytesMax int
+	// BatchRevisions bounds the distinct revisions of one response to a watcher that is behind
+	// (1000, as in etcd), BatchBytes its size where it holds more than one revision (2 MiB).
+	BatchRevisions, BatchBytes int
+	// ScanRevisions and ScanBytes bound one look at the history (10,000 and 8 MiB).
+	ScanRevisions, ScanBytes int
+	// WatchersMax bounds the watchers of the store (1,000,000); more are refused.
+	WatchersMax int
+	// ProgressWait is how long a progress request waits for quiet regions to be heard of (80 ms).
+	ProgressWait time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&o.WindowBytes, 64<<20)
+	def(&o.QueueMax, 128)
+	def(&o.QueueBytesMax, 8<<20)
+	def(&o.BatchRevisions, 1000)
+	def(&o.BatchBytes, 2<<20)
+	def(&o.ScanRevisions, 10_000)
+	def(&o.ScanBytes, 8<<20)
+	def(&o.WatchersMax, 1_000_000)
+	if o.ProgressWait <= 0 {
+		o.ProgressWait = 80 * time.Millisecond
+	}
+	if o.Current == nil {
+		o.Current = func() mvcc.Revision { return 0 }
+	}
+	if o.Demand == nil {
+		o.Demand = func() {}
+	}
+	return o
+}
+
+// Stats are a hub's gauges and counters.
+type Stats struct {
+	Streams, Watchers, Behind, PendingEvents int64
+	Events                                   uint64 // taken out of the streams
+}
+
+// Hub is the watches of one store.
+type Hub struct {
+	o Options
+
+	win struct {
+		sync.Mutex
+		m *Merger
+	}
+	mu     sync.Mutex
+	groups map[groupKey]*group
+	asking map[*Stream]struct{} // have progress requests that wait
+	hint   mvcc.Revision        // compaction floor told by Compacted; guarded by mu
+
+	scratch struct { // of the pump
+		events  []*Event
+		touched []*watcher
+		sources []*source
+		levels  []mvcc.Revision
+	}
+
+	watchers, streams, behind, pending atomic.Int64
+	sent                               atomic.Uint64
+
+	wake   chan struct{}
+	done   chan struct{}
+	closed atomic.Bool
+	wg     sync.WaitGroup
+}
+
+// groupKey names a row of neighbouring regions by its ends; regions do not overlap.
+type groupKey struct{ first, last *source }
+
+// group is the watchers whose spans touch the same regions. They share one frontier: everything
+// at or below it was given to those in index. W1: a watcher is known by its span, and its group
+// can be found anew.
+type group struct {
+	key      groupKey
+	sources  []*source
+	frontier mvcc.Revision
+	synced   index
+	watchers int
+}
+
+// pumpRevisions is how many revisions are released to a group before others have a turn.
+const pumpRevisions = 4096
+
+// demandEvery is how often word is asked for while a progress request waits.
+const demandEvery = 10 * time.Millisecond
+
+// ErrClosed is returned by what a stream waits for when the hub is closed.
+var ErrClosed = errors.New("watchsvc: closed")
+
+// NewHub starts a hub; Close must be called in the end.
+func NewHub(o Options) *Hub {
+	h := &Hub{
+		o: o.withDefaults(), groups: map[groupKey]*group{}, asking: map[*Stream]struct{}{},
+		hint: -1, wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	h.win.m = NewMerger(h.o.WindowBytes)
+	h.wg.Go(h.run)
+	return h
+}
+
+// Close ends the hub's goroutine and waits for it. Streams must have been closed.
+func (h *Hub) Close() {
+	if h.closed.CompareAndSwap(false, true) {
+		close(h.done)
+	}
+	h.wg.Wait()
+}
+
+// Feed is where a region's events enter. Its methods are called by the region's owner; they
+// append to the window and return.
+type Feed struct {
+	hub *Hub
+	s   *source
+}
+
+// Attach makes a region known that is complete through a revision, before it feeds anything.
+func (h *Hub) Attach(span mvcc.Span, through mvcc.Revision, src Source) *Feed {
+	h.win.Lock()
+	defer h.win.Unlock()
+	return &Feed{hub: h, s: h.win.m.Add(span, through, src)}
+}
+
+// Events adds a batch of events in (revision, sub) order; nothing at or below through comes later.
+// The slices are kept and must not change.
+func (f *Feed) Events(events []mvcc.Version, through mvcc.Revision) {
+	f.hub.win.Lock()
+	f.hub.win.m.Feed(f.s, events, through)
+	f.hub.win.Unlock()
+	f.hub.Poke()
+}
+
+// Reset says that the region's state was replaced by a snapshot at a revision (W3). Watchers read
+// what lies in between from the history.
+func (f *Feed) Reset(through mvcc.Revision) {
+	f.hub.win.Lock()
+	f.hub.win.m.Reset(f.s, through)
+	f.hub.win.Unlock()
+	f.hub.Poke()
+}
+
+// Poke says that a source may be complete through more than before. It never blocks.
+func (h *Hub) Poke() {
+	if h.watchers.Load() == 0 {
+		return
+	}
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Compacted tells of a compaction that was acknowledged to a client of this store, so that the
+// next watch obeys it though the order's word may still be on its way.
+func (h *Hub) Compacted(floor mvcc.Revision) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hint = max(h.hint, floor)
+}
+
+// Current is the newest revision this store knows of.
+func (h *Hub) Current() mvcc.Revision {
+	rev := h.o.Current()
+	h.win.Lock()
+	defer h.win.Unlock()
+	return max(rev, h.win.m.newest, 1)
+}
+
+// Stats returns the gauges and counters of now.
+func (h *Hub) Stats() Stats {
+	return Stats{Streams: h.streams.Load(), Watchers: h.watchers.Load(), Behind: h.behind.Load(),
+		PendingEvents: h.pending.Load(), Events: h.sent.Load()}
+}
+
+// Previous returns what a key held just before a revision, for prev_kv; false when it did not
+// exist or the history of then may be gone.
+func (h *Hub) Previous(key []byte, rev mvcc.Revision) (mvcc.Version, bool, error) {
+	v, ok, err := h.o.History.Get(key, rev-1)
+	if err != nil || !ok || v.Tombstone() {
+		return mvcc.Version{}, false, err
+	}
+	// The floor is looked at after the read: it rises before the first removal (C1).
+	h.win.Lock()
+	sources, covered := h.win.m.Cover(mvcc.Key(key))
+	h.win.Unlock()
+	h.mu.Lock()
+	floor := h.floorLocked(sources)
+	h.mu.Unlock()
+	if !covered || rev-1 < floor {
+		return mvcc.Version{}, false, nil
+	}
+	return v, true, nil
+}
+
+// floorLocked is the highest floor known for some regions. Called with mu held.
+func (h *Hub) floorLocked(sources []*source) mvcc.Revision {
+	floor := h.hint
+	for _, s := range sources {
+		floor = max(floor, s.live.Floor())
+	}
+	return floor
+}
+
+// joinLocked adds a watcher to the group of its span; false when some of the span is not here.
+// Called with mu held.
+func (h *Hub) joinLocked(w *watcher) bool {
+	h.win.Lock()
+	sources, ok := h.win.m.Cover(w.span)
+	h.win.Unlock()
+	if !ok {
+		return false
+	}
+	key := groupKey{sources[0], sources[len(sources)-1]}
+	g := h.groups[key]
+	if g == nil {
+		g = &group{key: key, sources: append([]*source(nil), sources...)}
+		for _, s := range g.sources {
+			s.groups++
+		}
+		h.groups[key] = g
+		g.frontier = h.refresh(g.sources)
+	}
+	w.group = g
+	g.watchers++
+	return true
+}
+
+// refresh asks some sources how far they are. Called with mu held.
+func (h *Hub) refresh(sources []*source) mvcc.Revision {
+	levels := h.scratch.levels[:0]
+	for _, s := range sources {
+		levels = append(levels, s.live.CompleteThrough())
+	}
+	h.scratch.levels = levels
+	h.win.Lock()
+	defer h.win.Unlock()
+	for i, s := range sources {
+		h.win.m.Complete(s, levels[i])
+	}
+	return h.win.m.Through(sources)
+}
+
+// leaveLocked takes a watcher out of its group. Called with mu held.
+func (h *Hub) leaveLocked(w *watcher) {
+	g := w.group
+	if g == nil {
+		return
+	}
+	if w.synced {
+		g.synced.remove(w)
+	}
+	w.group, w.synced = nil, false
+	if g.watchers--; g.watchers == 0 {
+		for _, s := range g.sources {
+			s.groups--
+		}
+		delete(h.groups, g.key)
+	}
+}
