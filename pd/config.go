@@ -77,6 +77,9 @@ func (l *Limits) setDefaults() {
 // Config is what a Replica needs. Only Store and Wake are required.
 type Config struct {
 	Store raftid.StoreID
+	// Life differs from that of every earlier start of this store. Streams carry it, because a
+	// member that restarted has forgotten them.
+	Life uint64
 	// Wake makes the group's owner call Work soon. Any goroutine, never blocks.
 	Wake func()
 	// StoreOf finds the store of a replica of pd's group, to tell others where the leader is.

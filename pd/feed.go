@@ -25,6 +25,7 @@ const dropsMax = 16
 // subscription per region and stream.
 type feed struct {
 	self     raftid.StoreID
+	life     uint64
 	streams  map[raftid.StoreID]*stream
 	byRegion map[pdpb.RegionID][]*stream
 	touched  []*stream
@@ -47,8 +48,8 @@ type stream struct {
 	drops   int
 }
 
-func newFeed(self raftid.StoreID) *feed {
-	return &feed{self: self, streams: map[raftid.StoreID]*stream{}, byRegion: map[pdpb.RegionID][]*stream{}}
+func newFeed(self raftid.StoreID, life uint64) *feed {
+	return &feed{self: self, life: life, streams: map[raftid.StoreID]*stream{}, byRegion: map[pdpb.RegionID][]*stream{}}
 }
 
 func (f *feed) touch(s *stream) {
@@ -204,7 +205,7 @@ func (f *feed) flush(mark pdpb.Mark, role order.Role, dir uint64, local func(*or
 	for _, s := range touched {
 		s.touched = false
 		s.seq++
-		fr := &order.Frame{Session: s.session, Seq: s.seq, Role: role, Dir: dir, Acks: s.acks, Items: s.items, Mark: mark}
+		fr := &order.Frame{Session: s.session, Seq: s.seq, Life: f.life, Role: role, Dir: dir, Acks: s.acks, Items: s.items, Mark: mark}
 		s.acks, s.items = nil, nil
 		s.sent = mark.Cut
 		if s.store == f.self {

@@ -132,7 +132,7 @@ func (n *labNode) start(b *Bootstrap, members []raftid.StoreID) {
 		return
 	}
 	r, err := NewReplica(Config{
-		Store: n.id, Wake: func() { n.work = true }, Bootstrap: b, Local: n.client, Sender: n, Net: n,
+		Store: n.id, Life: l.sessions, Wake: func() { n.work = true }, Bootstrap: b, Local: n.client, Sender: n, Net: n,
 		StoreOf: func(r raftid.ReplicaID) (raftid.StoreID, bool) { return raftid.StoreID(r), true },
 		Limits:  Limits{CheckpointEvery: 50},
 		OnApply: n.onApply, Mutants: &l.mutants,

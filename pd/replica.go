@@ -102,7 +102,7 @@ var _ order.Member = (*Replica)(nil)
 // raft group is started at Applied.
 func NewReplica(cfg Config, cp *wal.Checkpoint) (*Replica, error) {
 	cfg.Limits.setDefaults()
-	r := &Replica{cfg: cfg, feed: newFeed(cfg.Store)}
+	r := &Replica{cfg: cfg, feed: newFeed(cfg.Store, cfg.Life)}
 	if cfg.Mutants != nil {
 		r.mutants = *cfg.Mutants
 	}

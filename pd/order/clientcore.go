@@ -123,6 +123,7 @@ type stream struct {
 	member   raftid.StoreID
 	session  uint64
 	seq      uint64
+	life     uint64 // of the member, as its first frame said
 	opened   time.Duration
 	lastLive time.Duration // last frame of a member that knows a leader
 	heard    time.Duration // last frame of this session

@@ -11,7 +11,8 @@ import (
 // BeginFrame takes a frame and returns the items to deliver, in order. After delivering them the
 // caller calls EndFrame with the same frame; only then the region's states move, so that nobody
 // sees a mark before its items (S2). Frames are handled one at a time. ok is false for a frame
-// that is not the stream's next: those of other sessions are ignored, a hole ends the session.
+// that is not the stream's next: those of other sessions are ignored; a hole ends the session, and
+// so does a frame of another life of the member, which has forgotten the subscriptions.
 func (c *ClientCore) BeginFrame(from raftid.StoreID, f *Frame) (items []pdpb.Item, ok bool) {
 	defer c.step()
 	if from != c.stream.member || f.Session != c.stream.session {
@@ -20,7 +21,10 @@ func (c *ClientCore) BeginFrame(from raftid.StoreID, f *Frame) (items []pdpb.Ite
 		}
 		return nil, false
 	}
-	if f.Seq != c.stream.seq+1 || f.Mark.Cut < c.stream.mark.Cut {
+	if c.stream.seq == 0 {
+		c.stream.life = f.Life
+	}
+	if f.Seq != c.stream.seq+1 || f.Life != c.stream.life || f.Mark.Cut < c.stream.mark.Cut {
 		c.openStream(c.stream.member)
 		return nil, false
 	}

@@ -41,6 +41,7 @@ const wireVersion = 1
 type Frame struct {
 	Session uint64 // chosen by the store; a frame of another session is ignored
 	Seq     uint64 // 1, 2, 3 ... in a session
+	Life    uint64 // of the member: one that restarted begins the session at 1 again, knowing less of it
 	Role    Role   // what the member knows; Leading refers to the member
 	Dir     uint64 // version of the member's directory
 	Acks    []Ack
@@ -76,6 +77,7 @@ func (f *Frame) Append(b []byte) []byte {
 	b = append(b, wireVersion)
 	b = binary.AppendUvarint(b, f.Session)
 	b = binary.AppendUvarint(b, f.Seq)
+	b = binary.AppendUvarint(b, f.Life)
 	b = appendRole(b, f.Role)
 	b = binary.AppendUvarint(b, f.Dir)
 	b = binary.AppendUvarint(b, uint64(len(f.Acks)))
@@ -96,7 +98,7 @@ func DecodeFrame(b []byte) (*Frame, error) {
 	d := pdpb.NewDec(b)
 	f := &Frame{}
 	d.Version(wireVersion)
-	f.Session, f.Seq, f.Role, f.Dir = d.Uvarint(), d.Uvarint(), readRole(d), d.Uvarint()
+	f.Session, f.Seq, f.Life, f.Role, f.Dir = d.Uvarint(), d.Uvarint(), d.Uvarint(), readRole(d), d.Uvarint()
 	if n := d.Len(3); n > 0 {
 		f.Acks = make([]Ack, n)
 		for i := range f.Acks {

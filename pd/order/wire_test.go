@@ -43,7 +43,7 @@ func TestReplyRoundTrip(t *testing.T) {
 
 // FuzzWire: what comes from other nodes never panics and never allocates out of proportion.
 func FuzzWire(f *testing.F) {
-	fr := &Frame{Session: 1, Seq: 2, Acks: []Ack{{2, 3, 4}}, Items: []pdpb.Item{{Region: 2, N: 3}}}
+	fr := &Frame{Session: 1, Seq: 2, Life: 3, Acks: []Ack{{2, 3, 4}}, Items: []pdpb.Item{{Region: 2, N: 3}}}
 	f.Add(fr.Append(nil))
 	f.Add((&Subscribe{Session: 1, Add: []Subscription{{2, 3}}, Remove: []pdpb.RegionID{4}}).Append(nil))
 	f.Add(AppendReports(nil, []pdpb.Report{{Region: 2}}))

@@ -51,6 +51,7 @@ func (n *Node) startMulti() error {
 		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: uint64(time.Now().UnixNano())},
 		Net:           calls,
 		OnDirectory:   func(*order.Directory) { n.regions.directoryChanged() },
+		OnMark:        n.watches.Poke,
 	})
 	n.onClose(func(context.Context) error { client.Close(); return nil })
 	o := &multiOracle{node: n, client: client}
@@ -90,7 +91,7 @@ func (n *Node) startMember(o *multiOracle, voters []raftid.StoreID, self raftid.
 	log := n.wal.Group(raftid.PDGroup)
 	origin := time.Now()
 	member, err := pd.NewReplica(pd.Config{
-		Store: n.self, Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
+		Store: n.self, Life: uint64(time.Now().UnixNano()), Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
 		Local: o.client, Sender: frameSender{n.net}, Net: calls,
 		Now: func() time.Duration { return time.Since(origin) }, Metrics: n.metrics.pd(),
 	}, log.Checkpoint())
