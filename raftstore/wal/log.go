@@ -117,7 +117,8 @@ type Log struct {
 	priority         raftid.GroupID
 	shared           bool
 	hold             *time.Timer // ends the wait of held records
-	held             bool        // hold is running
+	held             bool        // records wait for hold, or for the end of the turn that starts it
+	writing          bool        // the writer is in a turn
 	closing          bool
 	failed           error
 	segs             []*segment // live ones, oldest first; the last is the head

@@ -229,6 +229,45 @@ func TestSharedFsync(t *testing.T) {
 	})
 }
 
+// TestSharedFsyncHoldsDuringSync: what is appended while the writer syncs waits for the next cut
+// from the end of the sync on, however long the sync takes. Otherwise every slow sync would be
+// followed by one that covers no cut, for which the next cut would have to wait.
+func TestSharedFsyncHoldsDuringSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := walmem.New()
+		l := open(t, fs, wal.Options{HoldMax: 500 * time.Microsecond})
+		defer mustClose(t, l)
+		l.SharedFsync(true)
+		release := make(chan struct{})
+		fs.Inject(func(op walmem.Op) error {
+			if op.Kind == "sync" {
+				<-release
+			}
+			return nil
+		})
+		acked := 0
+		done := func() { acked++ }
+		l.Group(1).Append(&wal.Record{Entries: one(1, 10), Done: done}) // a cut, now being synced
+		synctest.Wait()
+		l.Group(5).Append(&wal.Record{Entries: one(1, 10), Done: done})
+		<-time.After(5 * time.Millisecond)
+		release <- struct{}{}
+		synctest.Wait()
+		if acked != 1 {
+			t.Fatalf("%d acknowledged after the first sync", acked)
+		}
+		<-time.After(400 * time.Microsecond)
+		synctest.Wait()
+		l.Group(1).Append(&wal.Record{Entries: one(2, 10), Done: done})
+		close(release)
+		synctest.Wait()
+		if n := l.Stats().Syncs; acked != 3 || n != 2 {
+			t.Errorf("%d acknowledged by %d syncs", acked, n)
+		}
+		fs.Inject(nil)
+	})
+}
+
 // TestTruncateIsLazy: a truncation causes no sync, and is in the log with what comes next.
 func TestTruncateIsLazy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -46,7 +46,9 @@ func (l *Log) push(it item, dead deltas) {
 	case l.shared && it.g.id != l.o.HoldGroup && l.queuedBytes.Load() < l.o.BatchBytesMax:
 		if !l.held && !l.due {
 			l.held = true
-			l.hold.Reset(l.o.HoldMax)
+			if !l.writing {
+				l.hold.Reset(l.o.HoldMax)
+			}
 		}
 		return
 	}
@@ -64,12 +66,24 @@ func (l *Log) setDue() {
 	}
 }
 
-// endHold is called by the hold timer.
+// endHold is called by the hold timer. A timer that was started before the present turn is late.
 func (l *Log) endHold() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.held {
+	if l.held && !l.writing {
 		l.setDue()
+	}
+}
+
+// turnEnded starts the wait of what was queued during a turn. It counts from here because the
+// next record of Options.HoldGroup follows from what this turn made durable: the cut in flight is
+// the batch window of the next one, and a sync in between would cover no cut.
+func (l *Log) turnEnded() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.writing = false
+	if l.held && !l.due && !l.closing && l.failed == nil {
+		l.hold.Reset(l.o.HoldMax)
 	}
 }
 
@@ -140,7 +154,7 @@ func (l *Log) take(out []item) []item {
 	}
 	l.lazies = 0
 	l.due = len(l.urgent)+len(l.ordinary) > 0
-	if l.held {
+	if l.held && !l.writing {
 		l.held = false
 		l.hold.Stop()
 	}

@@ -47,12 +47,14 @@ func (l *Log) writeLoop() {
 		}
 		l.w.batch = l.take(l.w.batch[:0])
 		oldest := l.planOldest()
+		l.writing = len(l.w.batch) > 0
 		l.mu.Unlock()
 		if len(l.w.batch) > 0 {
 			if err := l.turn(oldest); err != nil {
 				l.fail(err)
 				return
 			}
+			l.turnEnded()
 			continue
 		}
 		l.mu.Lock()
