@@ -102,18 +102,19 @@ func (r reader) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Sp
 }
 
 // HashSpan calls fn, in (revision, sub) order, with what etcd's HashKV at revision `at` takes in
-// of span when the store was compacted at floor (0 or -1: never). It does not matter whether GC has
+// of span when the store was compacted at floor (0 or -1: never), beginning at revision from; 0
+// is the beginning. It does not matter whether GC has
 // reached the floor yet, as long as it has not passed it. alive says whether a key of the span is
-// alive at `at`; records marked IfEmpty count only when none is in the whole store.
+// alive at `at` by what was walked; records marked IfEmpty count only when none is in the whole store.
 //
 // etcd skips a version at or below the floor unless it is its key's value at `at`; and a tombstone
 // exactly at the floor, which some of its versions kept and others did not.
-func (r reader) HashSpan(ctx context.Context, span mvcc.Span, at, floor mvcc.Revision, fn func(*mvcc.HashRecord) error) (alive bool, err error) {
+func (r reader) HashSpan(ctx context.Context, span mvcc.Span, from, at, floor mvcc.Revision, fn func(*mvcc.HashRecord) error) (alive bool, err error) {
 	b := getBuf()
 	defer b.release()
 	var v mvcc.Version
 	var rec mvcc.HashRecord
-	err = r.walkIndex(ctx, 0, at, span, func(versions *pebble.Iterator, rev mvcc.Revision, _ int64, key []byte) error {
+	err = r.walkIndex(ctx, from, at, span, func(versions *pebble.Iterator, rev mvcc.Revision, _ int64, key []byte) error {
 		newest, err := newestAt(versions, b, key, at)
 		if err != nil {
 			return err

@@ -150,7 +150,7 @@ func (r *replay) hash(at, floor mvcc.Revision) uint32 {
 	var parts []part
 	anyAlive := false
 	for _, span := range []mvcc.Span{{End: []byte("k3")}, {Start: []byte("k3")}} {
-		alive, err := r.e.HashSpan(context.Background(), span, at, floor, func(h *mvcc.HashRecord) error {
+		alive, err := r.e.HashSpan(context.Background(), span, 0, at, floor, func(h *mvcc.HashRecord) error {
 			parts = append(parts, part{h.Mod, h.Sub, len(h.Key) + len(h.Value), mvcc.HashUpdate(0, h), h.IfEmpty})
 			return nil
 		})

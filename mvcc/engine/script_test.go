@@ -81,7 +81,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			func(v *mvcc.Version) error { print(v); return nil })
 	case "hash":
 		var alive bool
-		alive, err = s.e.HashSpan(context.Background(), span, at, arg("floor", -1), func(r *mvcc.HashRecord) error {
+		alive, err = s.e.HashSpan(context.Background(), span, 0, at, arg("floor", -1), func(r *mvcc.HashRecord) error {
 			fmt.Fprintf(&out, "%q ifEmpty=%v\n", r.Key, r.IfEmpty)
 			return nil
 		})

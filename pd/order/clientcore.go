@@ -271,6 +271,20 @@ func (c *ClientCore) StandsStillSince() (time.Duration, bool) {
 // openStream follows a member from now on. What the old session settled is kept.
 func (c *ClientCore) openStream(member raftid.StoreID) {
 	if old := c.stream.member; old != 0 && old != member {
+// Down tells that a store fell silent or is another process now: a stream from it is gone, and is
+// opened anew at once, elsewhere if there is a choice.
+func (c *ClientCore) Down(store raftid.StoreID) {
+	if c.stream.member != store || store == c.opts.Self {
+		return
+	}
+	next := c.anotherMember(store)
+	if next == 0 {
+		next = store
+	}
+	c.openStream(next)
+	c.step()
+}
+
 		c.closing = append(c.closing, Request{To: old, Method: MethodSubscribe, Subscribe: &Subscribe{Session: c.stream.session, Close: true}})
 	}
 	for _, s := range c.subs {

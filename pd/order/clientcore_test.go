@@ -113,6 +113,8 @@ func TestClientCore(t *testing.T) {
 				c.Register(region, num("have"))
 			case "unregister":
 				c.Unregister(region)
+			case "down":
+				c.Down(raftid.StoreID(num("store")))
 			case "role":
 				c.SetRole(Role{Term: num("term"), Leader: raftid.StoreID(num("leader"))})
 			case "report":

@@ -10,6 +10,8 @@ import (
 const (
 	replicasMax = 3 // of a region
 	pdVotersMax = 5
+	// singleVotersMax bounds the nodes of a single-group store: each of them is a voter.
+	singleVotersMax = 7
 	// A region's log starts behind this place, so that no real entry has index or term zero.
 	startIndex, startTerm = 10, 1
 )
@@ -67,7 +69,7 @@ func (n *Node) bootstrap() *pd.Bootstrap {
 func (n *Node) place(i int) []pdpb.Peer {
 	count := oddUpTo(len(n.members), replicasMax)
 	if n.cfg.SingleGroup {
-		count = oddUpTo(len(n.members), pdVotersMax)
+		count = min(len(n.members), singleVotersMax) // every node, as in etcd
 		i = 0
 	}
 	peers := make([]pdpb.Peer, count)

@@ -21,11 +21,10 @@ func (c *clusterView) MemberID() uint64  { return uint64(c.n.self) }
 // Members lists the directory's stores; a linearizable list comes after a confirmed read point.
 func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
 	if linearizable {
-		p, err := c.n.oracle.ReadPoint(ctx)
-		if err != nil {
+		// The directory here is at least as new: it came with the cuts before the point.
+		if _, err := c.n.oracle.ReadPoint(ctx); err != nil {
 			return nil, err
 		}
-		_ = p // the directory here is at least as new: it came with the cuts before the point
 	}
 	d := c.n.oracle.Directory()
 	if d == nil {
@@ -43,6 +42,9 @@ func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Mem
 }
 
 func (c *clusterView) Leader() uint64 {
+	if c.n.cutOff() {
+		return 0
+	}
 	l, _ := c.n.oracle.Leader()
 	return uint64(l)
 }
@@ -56,8 +58,10 @@ func (c *clusterView) RaftTerm() uint64 {
 }
 
 func (c *clusterView) RaftIndex() uint64 {
-	st, _ := c.n.store.Status(c.n.oracle.Group())
-	return st.Committed
+	if st, ok := c.n.store.Status(c.n.oracle.Group()); ok {
+		return st.Committed
+	}
+	return uint64(c.n.oracle.Mark().Cut) // no member here: what the cuts that came say of it
 }
 
 func (c *clusterView) RaftAppliedIndex() uint64 { return c.n.appliedIndex() }
@@ -83,6 +87,7 @@ func (n *Node) appliedIndex() uint64 {
 		if o.member != nil {
 			return o.member.Status().Applied
 		}
+		return uint64(o.Mark().Cut)
 	case *singleOracle:
 		if h := n.regions.get(singleGroup); h != nil {
 			return h.AppliedIndex()

@@ -13,19 +13,6 @@ import (
 	"braid/pd/pdpb"
 )
 
-const (
-	// gcGrace is how long removal lags behind the logical floor, so that reads which took their
-	// point before a compaction can finish (C2). One that still loses takes a new point.
-	gcGrace = 5 * time.Second
-	// gcChunkPause paces collection: after each chunk it rests as long as the chunk took, up to
-	// this, so that it takes half a core at most.
-	gcChunkPause = 20 * time.Millisecond
-	// idleFlush is how often a store with live log segments flushes, so that quiet groups do not
-	// keep old log for ever.
-	idleFlush        = 30 * time.Second
-	idleFlushMinimum = 2 // segments
-)
-
 // progressBit marks position records that hold how far a region's collection came. They lie
 // beside the positions because they must be durable in the same order.
 const progressBit = uint64(1) << 63
@@ -58,7 +45,7 @@ func (c *collector) init(r *regions) {
 func (r *regions) collectLoop() {
 	c := &r.gc
 	n := r.node
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(n.tuning.collectEvery)
 	defer tick.Stop()
 	lastFlush := time.Now()
 	for {
@@ -73,9 +60,9 @@ func (r *regions) collectLoop() {
 				n.log.Warn("collection of superseded versions was cut short; it is repeated", zap.Int64("floor", int64(floor)), zap.Error(err))
 			}
 		}
-		if time.Since(lastFlush) > idleFlush {
+		if time.Since(lastFlush) > n.tuning.idleFlush {
 			lastFlush = time.Now()
-			if n.wal.Stats().Segments > idleFlushMinimum {
+			if n.wal.Stats().Segments > n.tuning.idleSegments {
 				if err := n.engine.Flush(); err != nil {
 					n.log.Warn("flush", zap.Error(err))
 				}
@@ -94,7 +81,7 @@ func (c *collector) due(floor mvcc.Revision) (mvcc.Revision, bool) {
 	if c.mu.floor <= 0 {
 		return 0, false
 	}
-	if c.mu.urgent < c.mu.floor && time.Since(c.mu.seen) < gcGrace {
+	if c.mu.urgent < c.mu.floor && time.Since(c.mu.seen) < c.regions.node.tuning.gcGrace {
 		return 0, false
 	}
 	return c.mu.floor, true
@@ -125,7 +112,7 @@ func (c *collector) collect(ctx context.Context, floor mvcc.Revision) error {
 		}
 		mark := time.Now()
 		st, err := c.regions.node.engine.GC(ctx, h.Descriptor().Span, from, to, func(int) error {
-			pause := time.NewTimer(min(time.Since(mark), gcChunkPause))
+			pause := time.NewTimer(min(time.Since(mark), c.regions.node.tuning.gcChunkPause))
 			defer pause.Stop()
 			select {
 			case <-pause.C:

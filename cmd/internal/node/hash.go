@@ -1,32 +1,95 @@
 package node
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
-	"hash/crc32"
+	"fmt"
 	"io"
 	"iter"
+	"slices"
 
 	"braid/mvcc"
+	"braid/mvcc/engine"
 	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport"
 	"braid/region/regionpb"
 	"braid/router"
 )
 
-// hashBlock is how many records a stream hands over at a time.
-const hashBlock = 512
+// methodHash asks a store for hash records of regions that live there.
+const methodHash transport.Method = 66
 
-var errRemoteHash = errors.New("braid: HashKV needs a replica of every region on the node that is asked")
+const (
+	hashBlock = 512   // records that a local stream hands over at a time
+	hashPage  = 16384 // records in one answer to another store, a few hundred kilobytes
+)
 
-// Hash implements router.Stores. The revision index is one for the whole store, so all that is
-// here is one stream, in one walk.
+// Hash implements router.Stores. The revision index is one for the whole store, so what is here is
+// one stream, in one walk; what lives elsewhere is one stream of each store that is asked.
 func (s *stores) Hash(ctx context.Context, list []pdpb.Descriptor, req router.HashRequest) ([]router.HashStream, error) {
 	here, elsewhere := s.node.regions.local(list)
-	if len(elsewhere) > 0 {
-		return nil, errRemoteHash
+	remote, err := s.hashElsewhere(elsewhere, req)
+	if err != nil {
+		return nil, err
 	}
+	ids := make([]pdpb.RegionID, len(here))
 	for i := range here {
-		if err := s.node.regions.await(ctx, here[i].ID, req.Cut); err != nil {
+		ids[i] = here[i].ID
+	}
+	local, err := s.hashHere(ctx, ids, req)
+	if err != nil {
+		return nil, err
+	}
+	streams := []router.HashStream{local}
+	// Versions that etcd would have collected count only in a store without a living key.
+	alive, err := local.anyAlive()
+	for i := 0; i < len(remote) && err == nil && !alive; i++ {
+		alive, err = remote[i].anyAlive(ctx)
+	}
+	if err != nil {
+		return streams, err // the router closes them
+	}
+	local.begin(ctx, alive)
+	for _, r := range remote {
+		r.req.alive = alive
+		streams = append(streams, r)
+	}
+	return streams, nil
+}
+
+// hashElsewhere divides regions among stores that have them: the first peer that is up.
+func (s *stores) hashElsewhere(list []pdpb.Descriptor, req router.HashRequest) ([]*remoteHash, error) {
+	var streams []*remoteHash
+	for _, d := range list {
+		i := slices.IndexFunc(d.Peers, func(p pdpb.Peer) bool { return s.node.net.Alive(p.Store) })
+		if i < 0 {
+			return nil, regionpb.ErrorOf(regionpb.RegionNotFound)
+		}
+		store := d.Peers[i].Store
+		j := slices.IndexFunc(streams, func(r *remoteHash) bool { return r.store == store })
+		if j < 0 {
+			j = len(streams)
+			streams = append(streams, &remoteHash{s: s, store: store, req: hashQuery{HashRequest: req}})
+		}
+		streams[j].req.regions = append(streams[j].req.regions, d.ID)
+	}
+	return streams, nil
+}
+
+// hashView is pinned state of some of the regions here.
+type hashView struct {
+	req   router.HashRequest
+	view  *engine.Snapshot
+	spans []mvcc.Span // in order, no two overlap
+}
+
+// pinHash waits until the regions are complete and pins their state.
+func (s *stores) pinHash(ctx context.Context, ids []pdpb.RegionID, req router.HashRequest) (*hashView, error) {
+	for _, id := range ids {
+		if err := s.node.regions.await(ctx, id, req.Cut); err != nil {
 			return nil, err
 		}
 	}
@@ -34,31 +97,72 @@ func (s *stores) Hash(ctx context.Context, list []pdpb.Descriptor, req router.Ha
 	if err != nil {
 		return nil, err
 	}
-	// Versions that etcd would have collected count only in a store without a living key.
-	alive := false
-	err = view.Scan(mvcc.Span{}, req.At, mvcc.ScanOptions{KeysOnly: true}, func(*mvcc.Version) bool {
-		alive = true
-		return false
-	})
-	if err != nil {
-		return nil, errors.Join(err, view.Close())
-	}
-	// The floor must not have passed the request's: what it removed is missing (C1).
-	for i := range here {
-		if h := s.node.regions.get(here[i].ID); h == nil || h.Applied().Floor > max(req.Floor, req.At) {
+	v := &hashView{req: req, view: view}
+	for _, id := range ids {
+		h := s.node.regions.get(id)
+		// Removal must not have passed the request's floor when the state was pinned (C1).
+		if h == nil || h.Applied().Floor > max(req.Floor, 0) {
 			return nil, errors.Join(regionpb.ErrorOf(regionpb.Compacted), view.Close())
 		}
+		v.spans = append(v.spans, h.Descriptor().Span)
 	}
-	hs := &hashStream{}
-	hs.next, hs.stop = iter.Pull2(func(yield func([]router.HashRecord, error) bool) {
+	slices.SortFunc(v.spans, func(a, b mvcc.Span) int { return bytes.Compare(a.Start, b.Start) })
+	return v, nil
+}
+
+// covers says whether a key lies in one of the regions.
+func (v *hashView) covers(key []byte) bool {
+	i, found := slices.BinarySearchFunc(v.spans, key, func(s mvcc.Span, k []byte) int { return bytes.Compare(s.Start, k) })
+	if !found {
+		i--
+	}
+	return i >= 0 && v.spans[i].Contains(key)
+}
+
+// anyAlive says whether any key of the regions is alive at the request's revision.
+func (v *hashView) anyAlive() (alive bool, err error) {
+	for i := 0; i < len(v.spans) && err == nil && !alive; i++ {
+		err = v.view.Scan(v.spans[i], v.req.At, mvcc.ScanOptions{KeysOnly: true}, func(*mvcc.Version) bool {
+			alive = true
+			return false
+		})
+	}
+	return alive, err
+}
+
+// walk calls fn with the records behind (rev, sub).
+func (v *hashView) walk(ctx context.Context, alive bool, rev mvcc.Revision, sub int64, fn func(router.HashRecord) error) error {
+	_, err := v.view.HashSpan(ctx, mvcc.Span{}, rev, v.req.At, v.req.Floor, func(r *mvcc.HashRecord) error {
+		if r.IfEmpty && alive || r.Mod == rev && r.Sub <= sub || !v.covers(r.User) {
+			return nil
+		}
+		return fn(router.Sum(r))
+	})
+	return err
+}
+
+var errStopHash = errors.New("node: hash stopped")
+
+// localHash pulls blocks out of one walk of the revision index.
+type localHash struct {
+	*hashView
+	next func() ([]router.HashRecord, error, bool)
+	stop func()
+}
+
+func (s *stores) hashHere(ctx context.Context, ids []pdpb.RegionID, req router.HashRequest) (*localHash, error) {
+	v, err := s.pinHash(ctx, ids, req)
+	if err != nil {
+		return nil, err
+	}
+	return &localHash{hashView: v}, nil
+}
+
+func (h *localHash) begin(ctx context.Context, alive bool) {
+	h.next, h.stop = iter.Pull2(func(yield func([]router.HashRecord, error) bool) {
 		block := make([]router.HashRecord, 0, hashBlock)
-		_, err := view.HashSpan(ctx, mvcc.Span{}, req.At, req.Floor, func(r *mvcc.HashRecord) error {
-			if r.IfEmpty && alive {
-				return nil
-			}
-			sum := crc32.Update(crc32.Update(0, castagnoli, r.Key), castagnoli, r.Value)
-			block = append(block, router.HashRecord{Rev: r.Mod, Sub: r.Sub, Len: len(r.Key) + len(r.Value), CRC: sum})
-			if len(block) == hashBlock {
+		err := h.walk(ctx, alive, 0, -1, func(r router.HashRecord) error {
+			if block = append(block, r); len(block) == hashBlock {
 				if !yield(block, nil) {
 					return errStopHash
 				}
@@ -66,36 +170,17 @@ func (s *stores) Hash(ctx context.Context, list []pdpb.Descriptor, req router.Ha
 			}
 			return nil
 		})
-		if errors.Is(err, errStopHash) {
-			return
-		}
-		if err == nil && len(block) > 0 && !yield(block, nil) {
+		if errors.Is(err, errStopHash) || err == nil && len(block) > 0 && !yield(block, nil) {
 			return
 		}
 		if err != nil {
 			yield(nil, err)
 		}
 	})
-	hs.close = func() error {
-		hs.stop()
-		return view.Close()
-	}
-	return []router.HashStream{hs}, nil
 }
 
-var (
-	errStopHash = errors.New("node: hash stopped")
-	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
-)
-
-// hashStream pulls blocks out of one walk of the revision index.
-type hashStream struct {
-	next  func() ([]router.HashRecord, error, bool)
-	stop  func()
-	close func() error
-}
-
-func (h *hashStream) Next(context.Context) ([]router.HashRecord, error) {
+// Next implements router.HashStream.
+func (h *localHash) Next(context.Context) ([]router.HashRecord, error) {
 	block, err, ok := h.next()
 	if !ok {
 		return nil, io.EOF
@@ -103,4 +188,237 @@ func (h *hashStream) Next(context.Context) ([]router.HashRecord, error) {
 	return block, err
 }
 
-func (h *hashStream) Close() error { return h.close() }
+// Close implements router.HashStream.
+func (h *localHash) Close() error {
+	if h.stop != nil {
+		h.stop()
+	}
+	return h.view.Close()
+}
+
+// remoteHash asks another store page by page. Nothing is kept there between two pages: the records
+// at one revision above one floor do not change, and a store whose collection passes the floor
+// says so.
+type remoteHash struct {
+	s     *stores
+	store raftid.StoreID
+	req   hashQuery
+	ended bool
+}
+
+// hashQuery is what travels.
+type hashQuery struct {
+	router.HashRequest
+	// onlyAlive asks whether any key is alive and for nothing else; alive says that one is.
+	onlyAlive, alive bool
+	// What is wanted lies behind this place.
+	rev     mvcc.Revision
+	sub     int64
+	regions []pdpb.RegionID
+}
+
+// hashAnswer is what comes back: a page, and whether that was all.
+type hashAnswer struct {
+	alive, last bool
+	records     []router.HashRecord
+}
+
+func (r *remoteHash) ask(ctx context.Context, q *hashQuery) (*hashAnswer, error) {
+	data, err := r.s.call(ctx, r.store, methodHash, q.append(nil))
+	if err != nil {
+		return nil, err
+	}
+	return decodeHashAnswer(data)
+}
+
+func (r *remoteHash) anyAlive(ctx context.Context) (bool, error) {
+	q := r.req
+	q.onlyAlive = true
+	a, err := r.ask(ctx, &q)
+	if err != nil {
+		return false, err
+	}
+	return a.alive, nil
+}
+
+// Next implements router.HashStream.
+func (r *remoteHash) Next(ctx context.Context) ([]router.HashRecord, error) {
+	if r.ended {
+		return nil, io.EOF
+	}
+	if r.req.rev == 0 {
+		r.req.sub = -1
+	}
+	a, err := r.ask(ctx, &r.req)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(a.records); n > 0 {
+		r.req.rev, r.req.sub = a.records[n-1].Rev, a.records[n-1].Sub
+	} else if !a.last {
+		return nil, errBadHash
+	}
+	r.ended = a.last
+	return a.records, nil
+}
+
+// Close implements router.HashStream.
+func (r *remoteHash) Close() error { return nil }
+
+// serveHash answers another store's query on a goroutine of its own, one of a bounded number.
+func (s *stores) serveHash(ctx context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+	q, err := decodeHashQuery(payload)
+	if err != nil {
+		reply(nil, err)
+		return
+	}
+	s.serve(func(err error) {
+		var a hashAnswer
+		if err == nil {
+			a, err = s.hashPage(ctx, q)
+		}
+		reply(a.append(err))
+	})
+}
+
+func (s *stores) hashPage(ctx context.Context, q *hashQuery) (a hashAnswer, err error) {
+	v, err := s.pinHash(ctx, q.regions, q.HashRequest)
+	if err != nil {
+		return a, err
+	}
+	defer func() { err = errors.Join(err, v.view.Close()) }()
+	if q.onlyAlive {
+		a.alive, err = v.anyAlive()
+		return a, err
+	}
+	a.last = true
+	err = v.walk(ctx, q.alive, q.rev, q.sub, func(r router.HashRecord) error {
+		if len(a.records) == hashPage {
+			a.last = false
+			return errStopHash
+		}
+		a.records = append(a.records, r)
+		return nil
+	})
+	if errors.Is(err, errStopHash) {
+		err = nil
+	}
+	return a, err
+}
+
+// Both are a version byte and varints; an answer that is an error is the version byte and the
+// error as a region encodes it.
+const hashV1 = 1
+
+var errBadHash = errors.New("node: malformed hash query")
+
+func (q *hashQuery) append(b []byte) []byte {
+	flags := byte(0)
+	if q.onlyAlive {
+		flags |= 1
+	}
+	if q.alive {
+		flags |= 2
+	}
+	b = append(b, hashV1, flags)
+	b = binary.AppendUvarint(b, uint64(q.Cut))
+	for _, n := range [...]int64{int64(q.At), int64(q.Floor), int64(q.rev), q.sub} {
+		b = binary.AppendVarint(b, n)
+	}
+	for _, id := range q.regions {
+		b = binary.AppendUvarint(b, uint64(id))
+	}
+	return b
+}
+
+// varints reads numbers one after another; bad sticks.
+type varints struct {
+	b   []byte
+	bad bool
+}
+
+func (d *varints) unsigned() uint64 {
+	v, n := binary.Uvarint(d.b)
+	d.skip(n)
+	return v
+}
+
+func (d *varints) signed() int64 {
+	v, n := binary.Varint(d.b)
+	d.skip(n)
+	return v
+}
+
+func (d *varints) skip(n int) {
+	if n <= 0 {
+		d.b, d.bad = nil, true
+		return
+	}
+	d.b = d.b[n:]
+}
+
+func decodeHashQuery(b []byte) (*hashQuery, error) {
+	if len(b) < 2 || b[0] != hashV1 {
+		return nil, errBadHash
+	}
+	q := &hashQuery{onlyAlive: b[1]&1 != 0, alive: b[1]&2 != 0}
+	d := varints{b: b[2:]}
+	q.Cut = pdpb.Cut(d.unsigned())
+	q.At, q.Floor, q.rev, q.sub = mvcc.Revision(d.signed()), mvcc.Revision(d.signed()), mvcc.Revision(d.signed()), d.signed()
+	for len(d.b) > 0 {
+		q.regions = append(q.regions, pdpb.RegionID(d.unsigned()))
+	}
+	if d.bad || q.At < 0 || q.rev < 0 {
+		return nil, errBadHash
+	}
+	return q, nil
+}
+
+const hashRecordBytes = 8 + 8 + 4 + 4
+
+func (a *hashAnswer) append(err error) ([]byte, error) {
+	var re *regionpb.Error
+	if err != nil && !errors.As(err, &re) {
+		return nil, err
+	}
+	if re != nil {
+		return []byte{hashV1, 4, byte(re.Code)}, nil
+	}
+	flags := byte(0)
+	if a.alive {
+		flags |= 1
+	}
+	if a.last {
+		flags |= 2
+	}
+	b := append(make([]byte, 0, 2+hashRecordBytes*len(a.records)), hashV1, flags)
+	for _, r := range a.records {
+		b = binary.BigEndian.AppendUint64(b, uint64(r.Rev))
+		b = binary.BigEndian.AppendUint64(b, uint64(r.Sub))
+		b = binary.BigEndian.AppendUint32(b, uint32(r.Len))
+		b = binary.BigEndian.AppendUint32(b, r.CRC)
+	}
+	return b, nil
+}
+
+func decodeHashAnswer(b []byte) (*hashAnswer, error) {
+	switch {
+	case len(b) < 2 || b[0] != hashV1:
+		return nil, errBadHash
+	case b[1]&4 != 0:
+		if len(b) != 3 {
+			return nil, errBadHash
+		}
+		return nil, regionpb.ErrorOf(regionpb.Code(b[2]))
+	case (len(b)-2)%hashRecordBytes != 0:
+		return nil, fmt.Errorf("%w: %d bytes", errBadHash, len(b))
+	}
+	a := &hashAnswer{alive: b[1]&1 != 0, last: b[1]&2 != 0}
+	for b = b[2:]; len(b) > 0; b = b[hashRecordBytes:] {
+		a.records = append(a.records, router.HashRecord{
+			Rev: mvcc.Revision(binary.BigEndian.Uint64(b)), Sub: int64(binary.BigEndian.Uint64(b[8:])),
+			Len: int(binary.BigEndian.Uint32(b[16:])), CRC: binary.BigEndian.Uint32(b[20:]),
+		})
+	}
+	return a, nil
+}

@@ -61,6 +61,7 @@ func (n *Node) startMulti() error {
 			n.log.Warn("damaged order frame", zap.Stringer("from", from), zap.Error(err))
 		}
 	})
+	n.net.OnDown(client.HandleDown)
 	shared := len(n.members) == 1
 	n.regions.sharedFsync = shared
 	if shared {

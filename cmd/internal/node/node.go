@@ -43,6 +43,7 @@ import (
 type Node struct {
 	cfg      *config.Config
 	log      *zap.Logger
+	tuning   tuning
 	self     raftid.StoreID
 	members  []config.Member
 	registry *prometheus.Registry
@@ -93,7 +94,11 @@ const (
 // ctx lasts.
 func Start(ctx context.Context, cfg *config.Config) (*Node, error) {
 	n := &Node{
-		cfg: cfg, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), members: cfg.Members(),
+	return start(ctx, cfg, defaultTuning())
+}
+
+func start(ctx context.Context, cfg *config.Config, t tuning) (*Node, error) {
+		cfg: cfg, tuning: t, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), members: cfg.Members(),
 		registry: prometheus.NewRegistry(), fatal: make(chan error, 1),
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
@@ -156,6 +161,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.metrics = newMetrics(n)
 	if err := n.openStorage(); err != nil {
+	n.regions = newRegions(n) // before the engine, whose flushes it is told of
 		return err
 	}
 	if err := n.openNetwork(peers); err != nil {
@@ -166,7 +172,6 @@ func (n *Node) start(ctx context.Context) error {
 		OnFatal: n.fail, Logger: n.log,
 	})
 	n.onClose(func(context.Context) error { n.store.Close(); return nil })
-	n.regions = newRegions(n)
 	n.onClose(func(context.Context) error { n.regions.stop(); return nil })
 	if cfg.SingleGroup {
 		err = n.startSingle()
@@ -200,7 +205,7 @@ func (n *Node) openStorage() error {
 	began := time.Now()
 	log, err := wal.Open(filepath.Join(n.cfg.DataDir, "wal"), wal.Options{
 		OnFatal: func(err error) { n.fail(fmt.Errorf("the log cannot be written: %w", err)) },
-		OnSync:  n.metrics.onSync, Logger: n.log, FS: walFS(n.cfg.UnsafeNoFsync),
+		OnSync:  n.metrics.onSync, Logger: n.log, FS: walFS(n.cfg.UnsafeNoFsync), SegmentBytes: n.tuning.segmentBytes,
 	})
 	if err != nil {
 		return fmt.Errorf("cannot open the log: %w", err)
@@ -208,7 +213,7 @@ func (n *Node) openStorage() error {
 	n.wal = log
 	n.onClose(func(context.Context) error { return log.Close() })
 	eng, err := engine.Open(engine.Options{
-		Dir: filepath.Join(n.cfg.DataDir, "state"), Logger: n.log,
+		Dir: filepath.Join(n.cfg.DataDir, "state"), Logger: n.log, MemTableBytes: n.tuning.memTableBytes,
 		OnFlush: func() { n.regions.flushed() },
 		OnFatal: func(err error) { n.fail(fmt.Errorf("the state engine failed: %w", err)) },
 	})

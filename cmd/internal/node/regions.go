@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -423,13 +422,11 @@ func sorted(list []*hosted) []*hosted {
 	return list
 }
 
-var errNoReplica = errors.New("node: no replica here")
-
 // await waits until a replica is complete through a cut.
 func (r *regions) await(ctx context.Context, id pdpb.RegionID, cut pdpb.Cut) error {
 	h := r.get(id)
 	if h == nil {
-		return errNoReplica
+		return regionpb.ErrorOf(regionpb.RegionNotFound)
 	}
 	return h.AwaitCut(ctx, cut)
 }

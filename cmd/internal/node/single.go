@@ -65,7 +65,7 @@ func (n *Node) startSingle() error {
 	}
 	b := n.bootstrap()
 	if _, here := peerOn(b.Regions[0], n.self); !here {
-		return fmt.Errorf("single-group mode holds at most %d nodes; this is not one of the first", pdVotersMax)
+		return fmt.Errorf("--single-group: such a store has at most %d nodes, and --initial-cluster names %d; leave the flag out for more", singleVotersMax, len(n.members))
 	}
 	return n.regions.create(b.Regions)
 }

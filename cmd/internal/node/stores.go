@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -42,6 +43,7 @@ func newStores(n *Node) *stores {
 func (s *stores) register() {
 	s.node.net.HandleCall(methodWrite, s.serveWrite)
 	s.node.net.HandleCall(methodRead, s.serveRead)
+	s.node.net.HandleCall(methodHash, s.serveHash)
 }
 
 // Write implements router.Stores.
@@ -145,8 +147,12 @@ func (s *stores) serveWrite(_ context.Context, _ raftid.StoreID, payload []byte,
 	h.Write(&region.Write{Txn: req.Txn, Cut: req.Cut, Reply: answer})
 }
 
+// readPatience is how long a replica elsewhere may take before the next one is asked: the first may
+// be cut off from the order while others are complete.
+const readPatience = time.Second
+
 // Read implements router.Stores: on the replica here if there is one, else on the first peer that
-// is alive.
+// is up and answers.
 func (s *stores) Read(ctx context.Context, d pdpb.Descriptor, req *regionpb.ReadRequest) (*regionpb.ReadResponse, error) {
 	if h := s.node.regions.get(d.ID); h != nil {
 		return h.Read(ctx, req)
@@ -157,51 +163,71 @@ func (s *stores) Read(ctx context.Context, d pdpb.Descriptor, req *regionpb.Read
 		if !s.node.net.Alive(p.Store) {
 			continue
 		}
-		var answer []byte
-		if answer, err = s.call(ctx, p.Store, methodRead, data); err != nil {
-			if ctx.Err() != nil {
-				return nil, err
-			}
-			continue
+		var resp *regionpb.ReadResponse
+		if resp, err = s.readFrom(ctx, p.Store, data); err == nil || ctx.Err() != nil {
+			return resp, err
 		}
-		return regionpb.DecodeReadResponse(answer)
+		var re *regionpb.Error
+		if errors.As(err, &re) && re.Code != regionpb.NotComplete && re.Code != regionpb.RegionNotFound && re.Code != regionpb.TooManyRequests {
+			return nil, err // another replica would say the same
+		}
 	}
 	return nil, err
 }
 
-// serveRead reads for another store: at once on the stream's goroutine when it is small and this
-// replica is complete, else on one of a bounded number of goroutines.
+func (s *stores) readFrom(ctx context.Context, store raftid.StoreID, data []byte) (*regionpb.ReadResponse, error) {
+	rctx, cancel := context.WithTimeout(ctx, readPatience)
+	defer cancel()
+	answer, err := s.call(rctx, store, methodRead, data)
+	if err != nil {
+		if rctx.Err() != nil && ctx.Err() == nil {
+			return nil, fmt.Errorf("%w: store %s was too slow", regionpb.ErrorOf(regionpb.NotComplete), store)
+		}
+		return nil, err
+	}
+	return regionpb.DecodeReadResponse(answer)
+}
+
+// serveRead reads for another store.
 func (s *stores) serveRead(ctx context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
 	req, err := regionpb.DecodeReadRequest(payload)
 	if err != nil {
 		reply(nil, err)
 		return
 	}
-	answer := func(resp *regionpb.ReadResponse, err error) {
+	s.serve(func(err error) {
+		var resp *regionpb.ReadResponse
+		h := s.node.regions.get(req.Region)
+		switch {
+		case err != nil:
+		case h == nil:
+			err = regionpb.ErrorOf(regionpb.RegionNotFound)
+		default:
+			resp, err = h.Read(ctx, req)
+		}
+		if err != nil && ctx.Err() != nil {
+			reply(nil, err)
+			return
+		}
 		var b []byte
 		if resp != nil {
 			b = make([]byte, 0, regionpb.ReadResponseSize(resp))
 		}
 		reply(regionpb.AppendReadResponse(b, resp, err), nil)
-	}
-	h := s.node.regions.get(req.Region)
-	if h == nil {
-		answer(nil, regionpb.ErrorOf(regionpb.RegionNotFound))
-		return
-	}
+	})
+}
+
+// serve calls f, which may wait, on a goroutine of its own; when too many of them run, at once and
+// with the error that f is to answer.
+func (s *stores) serve(f func(refused error)) {
 	select {
 	case s.reads <- struct{}{}:
 	default:
-		answer(nil, regionpb.ErrorOf(regionpb.TooManyRequests))
+		f(regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
 	s.node.wg.Go(func() {
 		defer func() { <-s.reads }()
-		resp, err := h.Read(ctx, req)
-		if err != nil && ctx.Err() != nil {
-			reply(nil, err)
-			return
-		}
-		answer(resp, err)
+		f(nil)
 	})
 }

@@ -1,0 +1,122 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/cmd/internal/config"
+)
+
+// TestClusterSizes writes and reads through every node of clusters with one to five nodes, over
+// more regions than nodes. With four and five nodes some regions have no replica on a node, and
+// with four, one node has no member of pd.
+func TestClusterSizes(t *testing.T) {
+	for size := 1; size <= 5; size++ {
+		for _, mode := range []string{"regions", "single-group"} {
+			t.Run(fmt.Sprintf("%s/%d", mode, size), func(t *testing.T) {
+				shape := splitAt("b", "d", "f", "h", "j", "l")
+				if mode == "single-group" {
+					shape = singleGroupMode
+				}
+				c := newCluster(t, size, shape)
+				c.start(c.nodes...)
+				rev := int64(1)
+				for i, n := range c.nodes {
+					for _, k := range []string{"a", "c", "e", "g", "i", "k", "m"} {
+						rev++
+						if got := n.put(k, fmt.Sprint(i)); got != rev {
+							t.Fatalf("put %s on %s has revision %d, want %d", k, n.cfg.Name, got, rev)
+						}
+					}
+				}
+				want := c.nodes[0].all()
+				for _, n := range c.nodes {
+					if got := n.all(); got != want {
+						t.Errorf("%s reads %s\nn0 %s", n.cfg.Name, got, want)
+					}
+					if got := n.hash(0); got.Hash != c.nodes[0].hash(0).Hash {
+						t.Errorf("%s hashes otherwise", n.cfg.Name)
+					}
+					members, err := pb.NewClusterClient(n.conn).MemberList(within(t), &pb.MemberListRequest{Linearizable: true})
+					if err != nil || len(members.Members) != size {
+						t.Fatalf("members on %s: %v, %v", n.cfg.Name, members, err)
+					}
+					for _, m := range members.Members {
+						if m.Name == "" || len(m.ClientURLs) != 1 {
+							t.Errorf("%s does not know %v", n.cfg.Name, m)
+						}
+					}
+					st, err := pb.NewMaintenanceClient(n.conn).Status(within(t), &pb.StatusRequest{})
+					if err != nil || st.Leader == 0 || st.RaftTerm == 0 || st.RaftIndex == 0 || st.RaftAppliedIndex == 0 {
+						t.Errorf("status of %s: %v, %v", n.cfg.Name, st, err)
+					}
+				}
+
+				// The same after a restart of one node, and of all.
+				c.restart(c.nodes[size-1])
+				if got := c.nodes[size-1].all(); got != want {
+					t.Errorf("after a restart n%d reads %s, want %s", size-1, got, want)
+				}
+				c.restart(c.nodes...)
+				for _, n := range c.nodes {
+					if got := n.all(); got != want {
+						t.Errorf("after a restart of all %s reads %s, want %s", n.cfg.Name, got, want)
+					}
+				}
+				if got := c.nodes[0].put("a", "again"); got != rev+1 {
+					t.Errorf("the next revision is %d, want %d", got, rev+1)
+				}
+			})
+		}
+	}
+}
+
+// TestStartCancelled gives up waiting for a quorum, and leaves nothing behind.
+func TestStartCancelled(t *testing.T) {
+	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
+		c := newCluster(t, 3, change)
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if err := c.nodes[0].tryStart(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("starting alone: %v", err)
+		}
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("giving up took %v", took)
+		}
+		goleakNow(t)
+		// Nothing of the attempt is in the way of the next one.
+		c.start(c.nodes...)
+		if got := c.nodes[0].put("a", "1"); got != 2 {
+			t.Errorf("the first revision is %d", got)
+		}
+		c.stop(c.nodes...)
+	}
+}
+
+// TestModeIsKept refuses a flag that contradicts the stored mode (A16).
+func TestModeIsKept(t *testing.T) {
+	for _, single := range []bool{false, true} {
+		c := newCluster(t, 1, func(c *config.Config) { c.SingleGroup = single })
+		n := c.nodes[0]
+		c.start(n)
+		n.put("a", "1")
+		c.stop(n)
+		n.cfg.SingleGroup = !single
+		err := n.tryStart(within(t))
+		if err == nil || !strings.Contains(err.Error(), "cannot be changed by a flag") {
+			t.Errorf("started %v with the other mode: %v", single, err)
+		}
+		n.cfg.SingleGroup = single
+		c.start(n)
+		if got := n.get("a"); got != "1" {
+			t.Errorf("a is %q", got)
+		}
+	}
+}

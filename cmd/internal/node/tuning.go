@@ -1,0 +1,29 @@
+package node
+
+import "time"
+
+// tuning are the sizes and times of a node that no flag sets. Tests make them tiny, so that what
+// takes gigabytes or minutes in production happens in a second.
+type tuning struct {
+	segmentBytes  int64 // of the log; 0 is the log's default
+	memTableBytes int64 // of the state engine; 0 is the engine's default
+	// gcGrace is how long removal lags behind the logical floor, so that reads which took their
+	// point before a compaction can finish (C2). One that still loses takes a new point.
+	gcGrace time.Duration
+	// gcChunkPause paces collection: after each chunk it rests as long as the chunk took, up to
+	// this, so that it takes half a core at most.
+	gcChunkPause time.Duration
+	// collectEvery is how often the collector looks whether there is something to do.
+	collectEvery time.Duration
+	// idleFlush is how often a store with more than idleSegments live log segments flushes, so
+	// that quiet groups do not keep old log for ever.
+	idleFlush    time.Duration
+	idleSegments int
+}
+
+func defaultTuning() tuning {
+	return tuning{
+		gcGrace: 5 * time.Second, gcChunkPause: 20 * time.Millisecond, collectEvery: time.Second,
+		idleFlush: 30 * time.Second, idleSegments: 2,
+	}
+}
