@@ -268,9 +268,6 @@ func (c *ClientCore) StandsStillSince() (time.Duration, bool) {
 	return live, c.now-live > c.opts.StandstillAfter
 }
 
-// openStream follows a member from now on. What the old session settled is kept.
-func (c *ClientCore) openStream(member raftid.StoreID) {
-	if old := c.stream.member; old != 0 && old != member {
 // Down tells that a store fell silent or is another process now: a stream from it is gone, and is
 // opened anew at once, elsewhere if there is a choice.
 func (c *ClientCore) Down(store raftid.StoreID) {
@@ -285,6 +282,9 @@ func (c *ClientCore) Down(store raftid.StoreID) {
 	c.step()
 }
 
+// openStream follows a member from now on. What the old session settled is kept.
+func (c *ClientCore) openStream(member raftid.StoreID) {
+	if old := c.stream.member; old != 0 && old != member {
 		c.closing = append(c.closing, Request{To: old, Method: MethodSubscribe, Subscribe: &Subscribe{Session: c.stream.session, Close: true}})
 	}
 	for _, s := range c.subs {

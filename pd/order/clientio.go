@@ -305,14 +305,14 @@ func (c *Client) HandleRole(r Role) {
 	c.with(func() { c.core.SetRole(r) })
 }
 
-// HandleDirectory takes a picture of the cluster; older ones are ignored.
-func (c *Client) HandleDirectory(d *Directory) {
-	c.directory.Lock()
 // HandleDown tells that a store fell silent or came back as another process.
 func (c *Client) HandleDown(store raftid.StoreID) {
 	c.with(func() { c.core.Down(store) })
 }
 
+// HandleDirectory takes a picture of the cluster; older ones are ignored.
+func (c *Client) HandleDirectory(d *Directory) {
+	c.directory.Lock()
 	defer c.directory.Unlock()
 	c.mu.Lock()
 	news := d.Version > 0 && (c.dir == nil || d.Version > c.dir.Version)
