@@ -42,8 +42,8 @@ import (
 // Node is a running node. Start returns one; Stop ends it.
 type Node struct {
 	cfg      *config.Config
-	log      *zap.Logger
 	tuning   tuning
+	log      *zap.Logger
 	self     raftid.StoreID
 	members  []config.Member
 	registry *prometheus.Registry
@@ -93,11 +93,11 @@ const (
 // Start brings a node up and returns when it serves clients. It waits for a quorum, as long as
 // ctx lasts.
 func Start(ctx context.Context, cfg *config.Config) (*Node, error) {
-	n := &Node{
 	return start(ctx, cfg, defaultTuning())
 }
 
 func start(ctx context.Context, cfg *config.Config, t tuning) (*Node, error) {
+	n := &Node{
 		cfg: cfg, tuning: t, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), members: cfg.Members(),
 		registry: prometheus.NewRegistry(), fatal: make(chan error, 1),
 	}
@@ -160,8 +160,8 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.metrics = newMetrics(n)
-	if err := n.openStorage(); err != nil {
 	n.regions = newRegions(n) // before the engine, whose flushes it is told of
+	if err := n.openStorage(); err != nil {
 		return err
 	}
 	if err := n.openNetwork(peers); err != nil {
