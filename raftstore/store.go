@@ -74,7 +74,9 @@ type Store struct {
 	}
 	awake struct {
 		sync.Mutex
-		list []*replica // replicas that tick, each at its awakeAt
+		list   []*replica    // replicas that tick, each at its awakeAt
+		dozing bool          // the ticker waits on some
+		some   chan struct{} // of room for one
 	}
 
 	out, in chan struct{} // slots for snapshots
@@ -131,6 +133,7 @@ func NewStore(cfg StoreConfig) *Store {
 	s := &Store{cfg: cfg, log: cfg.Logger, out: make(chan struct{}, cfg.SnapshotsOut), in: make(chan struct{}, cfg.SnapshotsIn)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.groups.byID = make(map[raftid.GroupID]*replica)
+	s.awake.some = make(chan struct{}, 1)
 	s.life.idle = sync.NewCond(&s.life.Mutex)
 	s.queue.init()
 	for range cfg.Workers {
@@ -338,7 +341,8 @@ func (s *Store) replica(id raftid.GroupID) *replica {
 	return s.groups.byID[id]
 }
 
-// tick counts time for the groups that are awake; the others cost nothing.
+// tick counts time for the groups that are awake; the others cost nothing, and when all are asleep
+// nothing happens here.
 func (s *Store) tick() {
 	t := time.NewTicker(s.cfg.TickInterval)
 	defer t.Stop()
@@ -351,7 +355,18 @@ func (s *Store) tick() {
 		}
 		s.awake.Lock()
 		list = append(list[:0], s.awake.list...)
+		s.awake.dozing = len(list) == 0
 		s.awake.Unlock()
+		if len(list) == 0 {
+			t.Stop()
+			select {
+			case <-s.ctx.Done():
+				return
+			case <-s.awake.some:
+			}
+			t.Reset(s.cfg.TickInterval)
+			continue
+		}
 		for _, r := range list {
 			// One at most: a store that was starved must not take it for the leader's silence.
 			r.post(func(m *mail) { m.in.Ticks = 1 })
@@ -368,6 +383,10 @@ func (s *Store) setAwake(r *replica, on bool) {
 	case on && at < 0:
 		r.awakeAt = len(s.awake.list)
 		s.awake.list = append(s.awake.list, r)
+		if s.awake.dozing {
+			s.awake.dozing = false
+			s.awake.some <- struct{}{} // has room: there is one for each time that it dozes
+		}
 	case !on && at >= 0:
 		last := len(s.awake.list) - 1
 		moved := s.awake.list[last]
