@@ -42,9 +42,6 @@ func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Mem
 }
 
 func (c *clusterView) Leader() uint64 {
-	if c.n.cutOff() {
-		return 0
-	}
 	l, _ := c.n.oracle.Leader()
 	return uint64(l)
 }
