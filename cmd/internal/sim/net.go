@@ -34,24 +34,65 @@ type packet struct {
 	method   order.Method
 	id       uint64
 	life     uint64 // of the store that waits for the answer
+	due      int    // the step in which it arrives
 	failed   bool
 }
 
-// netMax bounds what is under way; beyond it a random packet is lost.
-const netMax = 400
+// network is what is under way, and which links are cut.
+type network struct {
+	packets []*packet // in the order of sending
+	order   [stores][stores]int
+	blocked [stores][stores]bool // from, to
+	holes   [stores]int          // frames to a store that will be lost
+	raft    int                  // messages of raft so far
+}
 
+// netMax bounds what is under way; beyond it a random packet is lost.
+const netMax = 600
+
+// send puts a packet on its way. Links keep the order, but a packet that is late is overtaken.
 func (w *World) send(p *packet) {
 	if p.to < 0 || p.to >= stores {
 		w.fail("a message to nowhere: %+v", p)
 		return
 	}
-	if len(w.net) >= netMax && !w.calm {
-		i := w.rng.IntN(len(w.net))
-		w.lose(w.net[i])
-		w.net[i] = p
+	n := &w.net
+	if p.kind == raftPacket {
+		n.raft++
+	}
+	switch {
+	case w.calm:
+		p.due = w.stats.Steps
+	case p.kind == framePacket && n.holes[p.to] > 0:
+		n.holes[p.to]--
+		w.lose(p)
+		return
+	case w.chance(w.aim.loss):
+		w.lose(p)
+		return
+	case w.chance(w.aim.late):
+		p.due = w.stats.Steps + w.rng.IntN(80)
+	default:
+		last := &n.order[p.from][p.to]
+		*last = max(*last, w.stats.Steps+w.rng.IntN(4))
+		p.due = *last
+	}
+	if !w.calm && p.kind != snapshotPacket && w.chance(40) {
+		c := *p
+		if p.msg != nil {
+			c.msg = proto.Clone(p.msg).(*raftpb.Message)
+		}
+		c.due += w.rng.IntN(40)
+		w.stats.Duplicated++
+		n.packets = append(n.packets, &c)
+	}
+	if len(n.packets) >= netMax && !w.calm {
+		i := w.rng.IntN(len(n.packets))
+		w.lose(n.packets[i])
+		n.packets[i] = p
 		return
 	}
-	w.net = append(w.net, p)
+	n.packets = append(n.packets, p)
 }
 
 // lose drops a packet. The sender of a snapshot always learns what became of it, as it does from
@@ -71,46 +112,25 @@ func (w *World) snapshotSent(p *packet, ok bool) {
 	}
 }
 
-// separated says whether two stores cannot reach each other.
-func (w *World) separated(a, b int) bool {
-	return a != b && (w.cut == a || w.cut == b) && !w.calm
-}
-
-// deliverSome delivers up to n packets in random order; some are lost, some stay for once more.
-func (w *World) deliverSome(n int) {
-	for range n {
-		if len(w.net) == 0 {
-			return
+// deliverDue delivers what has arrived by now. What that makes the stores send waits for the next
+// call.
+func (w *World) deliverDue() {
+	n := &w.net
+	var due []*packet
+	kept := n.packets[:0]
+	for _, p := range n.packets {
+		if p.due <= w.stats.Steps {
+			due = append(due, p)
+		} else {
+			kept = append(kept, p)
 		}
-		i := 0
-		if !w.calm {
-			i = w.rng.IntN(min(len(w.net), w.aim.reorder))
-		}
-		p := w.net[i]
-		again := !w.calm && p.kind != snapshotPacket && w.rng.IntN(25) == 0
-		if !again {
-			w.net = append(w.net[:i], w.net[i+1:]...)
-		}
-		switch {
-		case !w.calm && w.rng.IntN(w.aim.loss) == 0:
-			if !again {
-				w.lose(p)
-			}
-			continue
-		case w.separated(p.from, p.to):
-			if again {
-				w.net = append(w.net[:i], w.net[i+1:]...)
-			}
+	}
+	clear(n.packets[len(kept):])
+	n.packets = kept
+	for _, p := range due {
+		if n.blocked[p.from][p.to] {
 			w.lose(p)
 			continue
-		}
-		if again {
-			w.stats.Duplicated++
-			c := *p
-			if p.msg != nil {
-				c.msg = proto.Clone(p.msg).(*raftpb.Message)
-			}
-			p = &c
 		}
 		w.stats.Delivered++
 		w.deliver(p)
@@ -138,10 +158,8 @@ func (w *World) deliver(p *packet) {
 			w.fail("store %d: frame: %v", p.to, err)
 		}
 	case callPacket:
-		from := w.stores[p.from]
-		life := from.life
 		s.member.Serve(p.method, storeID(p.from), p.data, func(b []byte, err error) {
-			w.send(&packet{kind: replyPacket, from: p.to, to: p.from, id: p.id, life: life, data: b, failed: err != nil})
+			w.send(&packet{kind: replyPacket, from: p.to, to: p.from, id: p.id, life: p.life, data: b, failed: err != nil})
 		})
 	case replyPacket:
 		if done := s.calls[p.id]; done != nil && s.life == p.life {

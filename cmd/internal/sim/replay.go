@@ -2,21 +2,11 @@ package sim
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
-
 	"braid/mvcc"
-	"braid/pd/order"
-	"braid/region"
 	"braid/region/regionpb"
 )
-
-type regionWrite = region.Write
-
-var raiseFence = order.Event{Kind: order.EventRaiseFence}
 
 // version is a key's state from a revision on.
 type version struct {
@@ -39,16 +29,25 @@ func (h history) at(k []byte, rev mvcc.Revision) kv {
 
 // final replays everything that was applied and holds answers and reads against it.
 func (c *checker) final() {
+	if c.w.err != nil {
+		return
+	}
 	h := c.replay()
 	if c.w.err != nil {
 		return
 	}
 	for _, r := range c.reads {
-		for k, got := range r.got {
-			if want := h.at(key(k), r.point.Rev); !same(want, *got) {
-				c.w.fail("I4: read %d of %s at %v gave %+v, the state was %+v", r.id, key(k), r.point, *got, want)
+		for i, got := range r.got {
+			if err := c.samePage(h, i, r.rev, got); err != nil {
+				c.w.fail("I4: read %d at %v, revision %d: %v", r.id, r.point, r.rev, err)
 				return
 			}
+		}
+	}
+	for _, l := range c.locals {
+		if err := c.samePage(h, l.region, l.rev, l.got); err != nil {
+			c.w.fail("I4: serializable read at store %d, revision %d: %v", l.store, l.rev, err)
+			return
 		}
 	}
 	for _, o := range c.ops {
@@ -63,6 +62,24 @@ func (c *checker) final() {
 			return
 		}
 	}
+}
+
+// samePage compares what a read found of a region with the state at its revision.
+func (c *checker) samePage(h history, region int, rev mvcc.Revision, got page) error {
+	n := 0
+	for k := region * keysPerRegion; k < (region+1)*keysPerRegion; k++ {
+		want, have := h.at(key(k), rev), got[string(key(k))]
+		if !same(want, have) {
+			return fmt.Errorf("%s was found as %+v, the state was %+v", key(k), have, want)
+		}
+		if have.version > 0 {
+			n++
+		}
+	}
+	if n != len(got) {
+		return fmt.Errorf("%d keys were found, %d exist", len(got), n)
+	}
+	return nil
 }
 
 // replay plays the effects in order; I1 over the whole run.
@@ -105,172 +122,44 @@ func same(a, b kv) bool {
 	return bytes.Equal(a.value, b.value) && a.create == b.create && a.mod == b.mod && a.version == b.version
 }
 
-// checkOp holds an answer against a sequential store at its place.
-func (c *checker) checkOp(h history, o *op) error {
-	if !o.done {
-		return nil
-	}
-	if o.err != nil {
-		var re *regionpb.Error
-		if errors.As(o.err, &re) && re.NotExecuted() {
-			for rev, fx := range c.effects {
-				for i := range fx {
-					if bytes.Equal(fx[i].Value, o.value) && !fx[i].Delete {
-						return fmt.Errorf("was refused (%v) and took effect at revision %d", o.err, rev)
-					}
-				}
-			}
-		}
-		return nil
-	}
-	rev := mvcc.Revision(o.resp.GetHeader().GetRevision())
-	before := rev
-	if c.wrote(o, rev) {
-		before = rev - 1
-	}
-	e := expectation{h: h, before: before, rev: rev, pending: map[string]kv{}}
-	want, err := e.txn(o.txn)
-	if err != nil {
-		return err
-	}
-	if got := print(o.resp); got != print(want) {
-		return fmt.Errorf("answered\n%s\na sequential store at revision %d answers\n%s", got, before, print(want))
-	}
-	if e.effects != len(c.effectsOf(o, rev)) {
-		return fmt.Errorf("%d effects at revision %d, a sequential store has %d", len(c.effectsOf(o, rev)), rev, e.effects)
-	}
-	return nil
-}
-
-func (c *checker) effectsOf(o *op, rev mvcc.Revision) []regionpb.Effect {
-	if !c.wrote(o, rev) {
-		return nil
-	}
-	return c.effects[rev]
-}
-
-func print(r *pb.TxnResponse) string {
-	s := fmt.Sprintf("succeeded %v\n", r.Succeeded)
-	one := func(x *mvccpb.KeyValue) string {
-		if x == nil {
-			return "nil"
-		}
-		return fmt.Sprintf("%s=%s c%d m%d v%d", x.Key, x.Value, x.CreateRevision, x.ModRevision, x.Version)
-	}
-	for _, op := range r.Responses {
-		switch x := op.Response.(type) {
-		case *pb.ResponseOp_ResponsePut:
-			s += "put prev " + one(x.ResponsePut.PrevKv) + "\n"
-		case *pb.ResponseOp_ResponseDeleteRange:
-			s += fmt.Sprintf("deleted %d", x.ResponseDeleteRange.Deleted)
-			for _, p := range x.ResponseDeleteRange.PrevKvs {
-				s += " " + one(p)
-			}
-			s += "\n"
-		case *pb.ResponseOp_ResponseRange:
-			s += fmt.Sprintf("range %d", x.ResponseRange.Count)
-			for _, p := range x.ResponseRange.Kvs {
-				s += " " + one(p)
-			}
-			s += "\n"
-		}
-	}
-	return s
-}
-
-// expectation evaluates the shapes of randomTxn on a state, with the dumbest code that can.
-type expectation struct {
-	h           history
-	before, rev mvcc.Revision
-	pending     map[string]kv // written by the transaction itself
-	effects     int
-}
-
-func (e *expectation) get(k []byte) kv {
-	if v, ok := e.pending[string(k)]; ok {
-		return v
-	}
-	return e.h.at(k, e.before)
-}
-
-func (e *expectation) txn(t *pb.TxnRequest) (*pb.TxnResponse, error) {
-	resp := &pb.TxnResponse{Succeeded: true}
-	for _, x := range t.Compare {
-		v := e.get(x.Key)
-		var have, want int64
-		switch x.Target {
-		case pb.Compare_MOD:
-			have, want = v.mod, x.GetModRevision()
-		case pb.Compare_VERSION:
-			have, want = v.version, x.GetVersion()
-		default:
-			return nil, fmt.Errorf("no expectation for %v", x)
-		}
-		ok := x.Result == pb.Compare_EQUAL && have == want || x.Result == pb.Compare_LESS && have < want || x.Result == pb.Compare_GREATER && have > want
-		resp.Succeeded = resp.Succeeded && ok
-	}
-	ops := t.Success
-	if !resp.Succeeded {
-		ops = t.Failure
-	}
-	for _, op := range ops {
-		switch x := op.Request.(type) {
-		case *pb.RequestOp_RequestPut:
-			k := x.RequestPut.Key
-			old := e.get(k)
-			r := &pb.PutResponse{PrevKv: asKV(k, old)}
-			now := kv{value: x.RequestPut.Value, create: old.create, mod: int64(e.rev), version: old.version + 1}
-			if old.version == 0 {
-				now.create = int64(e.rev)
-			}
-			e.pending[string(k)] = now
-			e.effects++
-			resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: r}})
-		case *pb.RequestOp_RequestDeleteRange:
-			k := x.RequestDeleteRange.Key
-			r := &pb.DeleteRangeResponse{}
-			if old := e.get(k); old.version > 0 {
-				r.Deleted, r.PrevKvs = 1, []*mvccpb.KeyValue{asKV(k, old)}
-				e.pending[string(k)] = kv{}
-				e.effects++
-			}
-			resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: r}})
-		case *pb.RequestOp_RequestRange:
-			k := x.RequestRange.Key
-			r := &pb.RangeResponse{}
-			if v := e.get(k); v.version > 0 {
-				r.Count, r.Kvs = 1, []*mvccpb.KeyValue{asKV(k, v)}
-			}
-			resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: r}})
-		}
-	}
-	return resp, nil
-}
-
-func asKV(k []byte, v kv) *mvccpb.KeyValue {
-	if v.version == 0 {
-		return nil
-	}
-	return &mvccpb.KeyValue{Key: k, Value: v.value, CreateRevision: v.create, ModRevision: v.mod, Version: v.version}
-}
-
-// checkEngine compares a store's whole state with the replay, at every revision.
+// checkEngine compares a store's versions with the replay. Those that a collection may have
+// removed may be missing, but not differ.
 func (c *checker) checkEngine(h history, s *store) error {
 	if err := s.engine.CheckIndex(); err != nil {
 		return err
 	}
-	for k := range c.w.keys() {
-		for rev := mvcc.Revision(1); rev <= c.mark.Rev; rev++ {
-			v, ok, err := s.engine.Get(key(k), rev)
-			if err != nil {
-				return err
+	for i := range c.w.cfg.Regions {
+		floor := max(1, s.groups[c.w.region(i).ID].replica.Applied().Floor)
+		data, _ := s.engine.ExportSpan(0, c.w.region(i).Span)
+		have := map[string]map[mvcc.Revision]kv{}
+		for v := range data.All() {
+			m := have[string(v.Key)]
+			if m == nil {
+				m = map[mvcc.Revision]kv{}
+				have[string(v.Key)] = m
 			}
-			got := kv{}
-			if ok && !v.Tombstone() {
-				got = kv{value: v.Value, create: int64(v.Create), mod: int64(v.Mod), version: v.Version}
+			m[v.Mod] = kv{}
+			if !v.Tombstone() {
+				m[v.Mod] = kv{v.Value, int64(v.Create), int64(v.Mod), v.Version}
 			}
-			if want := h.at(key(k), rev); !same(got, want) {
-				return fmt.Errorf("I3: %s at revision %d is %+v, it was %+v", key(k), rev, got, want)
+		}
+		for k := i * keysPerRegion; k < (i+1)*keysPerRegion; k++ {
+			name := string(key(k))
+			versions, n := h[name], 0
+			for j, want := range versions {
+				got, ok := have[name][want.rev]
+				superseded := want.rev <= floor && (j+1 < len(versions) && versions[j+1].rev <= floor || want.kv.version == 0)
+				switch {
+				case ok && !same(got, want.kv):
+					return fmt.Errorf("I3: %s of revision %d is %+v, it was %+v", name, want.rev, got, want.kv)
+				case ok:
+					n++
+				case !superseded:
+					return fmt.Errorf("I3: %s of revision %d is missing, the floor is %d", name, want.rev, floor)
+				}
+			}
+			if n != len(have[name]) {
+				return fmt.Errorf("I3: %s has %d versions, %d of them are known", name, len(have[name]), n)
 			}
 		}
 	}

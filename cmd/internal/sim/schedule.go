@@ -1,223 +1,189 @@
 package sim
 
 import (
-	"go.etcd.io/raft/v3"
+	"time"
 
-	"braid/pd"
-	"braid/pd/order"
-	"braid/raftstore"
+	"braid/pd/pdpb"
 	"braid/raftstore/raftid"
-	"braid/region"
 )
 
-// aim biases a schedule. Rules that random schedules seldom touch have one of their own.
-type aim struct {
-	reorder    int // how far ahead in the queue a packet may be taken
-	loss       int // one packet in so many is lost
-	crash      int // of 10,000 steps
-	partition  int
-	transfer   int
-	fence      int
-	flush      int // of the engine
-	restart    int // of 1,000 steps of a store that is down
-	lateStream int // one in so many client ticks is skipped: streams lag
-	reconcile  int // one in so many steps with news from the directory
-	ops        int // of 1,000 steps
-	reads      int
-	logFlush   int
-}
-
-var plain = aim{reorder: 12, loss: 40, crash: 20, partition: 20, transfer: 40, fence: 10, flush: 250, restart: 60,
-	lateStream: 4, reconcile: 3, ops: 140, reads: 60, logFlush: 160}
-
-func vary(f func(*aim)) aim {
-	a := plain
-	f(&a)
-	return a
-}
-
-var aims = map[string]aim{
-	"": plain,
-	// Long partitions and many elections: deposed leaders that do not know.
-	"partition": vary(func(a *aim) { a.partition, a.transfer, a.crash, a.reads = 120, 60, 10, 150 }),
-	// Logs that are cut short, snapshots, crashes between flushes.
-	"snapshot": vary(func(a *aim) { a.flush, a.crash, a.partition = 600, 70, 60 }),
-	// State that is seldom flushed and stores that crash often.
-	"crash": vary(func(a *aim) { a.flush, a.crash, a.logFlush, a.restart = 60, 120, 80, 200 }),
-	// Streams that lag behind the regions, resubscriptions.
-	"stream": vary(func(a *aim) { a.lateStream, a.loss, a.reads = 2, 15, 200 }),
-	// Replicas that hear of their region from its leader before they hear of it from pd.
-	"bootstrap": vary(func(a *aim) { a.reconcile, a.crash, a.reorder = 400, 60, 40 }),
-	// Fences under load.
-	"fence": vary(func(a *aim) { a.fence, a.ops, a.lateStream = 250, 300, 2 }),
-}
-
-// mutants are the rules that a run drops, by layer.
-type mutants struct {
-	raft          raftstore.Mutants
-	region        region.Mutants
-	order         order.Mutants
-	pd            pd.Mutants
-	sharedFsync   bool
-	storeMark     bool
-	ingestNoFlush bool
-	logger        raft.Logger
-}
-
-// Mutant is a rule dropped on purpose and the aim that shows its loss.
-type Mutant struct {
-	Name, Rule, Aim string
-	set             func(*mutants)
-}
-
-// Mutants are all rules that can be dropped; each must be caught.
-var Mutants = []Mutant{
-	{"evalearly", "E2", "", func(m *mutants) { m.region.EvalEarly = true }},
-	{"forward", "E1", "partition", func(m *mutants) { m.region.Forward, m.raft.Forward = true, true }},
-	{"commitfromitem", "O1", "partition", func(m *mutants) { m.region.CommitFromItem = true }},
-	{"sealuncommitted", "P4", "partition", func(m *mutants) { m.region.SealUncommitted = true }},
-	{"truncapplied", "D6", "crash", func(m *mutants) { m.region.TruncApplied = true }},
-	{"snapnocum", "D1", "snapshot", func(m *mutants) { m.region.SnapNoCum = true }},
-	{"delta", "P1", "", func(m *mutants) { m.order.Delta, m.pd.Delta = true, true }},
-	{"fromidx", "P2", "", func(m *mutants) { m.region.FromIdx = true }},
-	{"noquorum", "S1", "partition", func(m *mutants) { m.pd.ReadPointWithoutQuorum = true }},
-	{"storemark", "S2", "stream", func(m *mutants) { m.storeMark = true; m.order.PerStoreMark = true }},
-	{"lrev", "S1", "stream", func(m *mutants) { m.region.LRevision = true }},
-	{"sharedfsync", "A1", "partition", func(m *mutants) { m.sharedFsync = true }},
-	{"sealping", "O2", "", func(m *mutants) { m.region.SealPing = true }},
-	{"ingestnoflush", "D3", "snapshot", func(m *mutants) { m.ingestNoFlush = true }},
-	{"nouninit", "B6", "bootstrap", func(m *mutants) { m.raft.NoUninitialisedVoters = true }},
-	{"nofence", "F2", "fence", func(m *mutants) { m.region.NoFence, m.order.NoFence, m.pd.NoFence = true, true, true }},
-	{"earlyack", "I8", "crash", func(m *mutants) { m.raft.EarlyAcknowledge = true }},
-	{"earlyread", "A13", "partition", func(m *mutants) { m.pd.EarlyRead = true }},
-	{"forgetall", "P4", "stream", func(m *mutants) { m.order.ForgetAll, m.pd.ForgetAll = true, true }},
-}
-
-func mutantByName(name string) (mutants, bool) {
-	m := mutants{}
-	if name == "" {
-		return m, true
-	}
-	for _, x := range Mutants {
-		if x.Name == name {
-			x.set(&m)
-			return m, true
-		}
-	}
-	return m, false
-}
-
-// step does one random thing.
+// step is a millisecond: perhaps a fault, perhaps requests, and every store does a little.
 func (w *World) step() {
-	s := w.stores[w.rng.IntN(stores)]
 	a := &w.aim
-	if x := w.rng.IntN(10000); x < a.crash+a.partition+a.transfer+a.fence {
-		w.fault(s, x)
-		return
+	w.faults()
+	if w.rng.IntN(1000) < a.ops {
+		w.check.clientOps(1 + w.rng.IntN(a.burst))
 	}
-	if !s.up {
-		if w.rng.IntN(1000) < a.restart {
-			w.restart(s)
-		} else {
-			w.deliverSome(3)
+	if w.rng.IntN(1000) < a.reads {
+		w.check.clientRead()
+	}
+	if w.chance(3) {
+		w.check.pollReads()
+	}
+	if w.chance(12) {
+		w.check.serializable()
+	}
+	first := w.rng.IntN(stores)
+	for i := range stores {
+		w.storeStep(w.stores[(first+i)%stores])
+		if w.err != nil {
+			return
 		}
-		return
 	}
-	if w.rng.IntN(60) == 0 {
+	w.deliverDue()
+	if w.chance(60) {
+		// A store that notices that the leader's store is gone: sleeping followers must wake.
 		if g := w.leaderless(); g != nil {
 			g.in.Campaign, g.ready = true, true
 		}
 	}
-	if s.dirNews && w.rng.IntN(a.reconcile) == 0 {
-		if err := s.reconcile(); err != nil {
-			w.fail("store %d: %v", s.i, err)
+}
+
+// storeStep lets one store do a little.
+func (w *World) storeStep(s *store) {
+	a := &w.aim
+	if !s.up {
+		if w.rng.IntN(1000) < a.restart {
+			w.restart(s)
 		}
+		return
 	}
-	defer w.breathe()
-	x := w.rng.IntN(1000)
+	if s.doomed > 0 && w.stats.Steps >= s.doomed {
+		s.crash()
+		return
+	}
+	if w.chance(a.tick) {
+		w.tick(s)
+	}
+	if s.dirNews && w.chance(a.reconcile) {
+		w.reconcile(s)
+	}
+	w.work(s, 4)
+	if w.rng.IntN(1000) < a.logFlush {
+		n := s.disk.Pending()
+		if n > 0 && w.chance(4) {
+			n = w.rng.IntN(n) + 1
+		}
+		s.disk.Flush(n)
+		w.work(s, 2)
+	}
+	if w.rng.IntN(1000) < a.flush {
+		s.flushEngine()
+	}
+	if w.chance(50) {
+		w.check.collect(s)
+	}
+}
+
+// faults are what goes wrong, leaders that move, and what administrators do.
+func (w *World) faults() {
+	a := &w.aim
+	x := w.rng.IntN(10000)
 	take := func(n int) bool {
 		x -= n
 		return x < 0
 	}
 	switch {
-	case take(a.ops):
-		w.check.clientOp()
-	case take(a.reads):
-		w.check.clientRead()
-	case take(a.logFlush):
-		n := s.disk.Pending()
-		if n > 0 && w.rng.IntN(3) == 0 {
-			n = w.rng.IntN(n) + 1
-		}
-		s.disk.Flush(n)
-	case take(a.flush / 10):
-		s.flushEngine()
-	case take(90):
-		w.tick(s)
-	case take(260):
-		w.deliverSome(4 + w.rng.IntN(12))
-	default:
-		w.work(s, 6)
-	}
-}
-
-// breathe lets everybody do a little, so that most steps of a schedule find a cluster that moves.
-func (w *World) breathe() {
-	for _, s := range w.stores {
-		if !s.up || w.rng.IntN(4) == 0 {
-			continue
-		}
-		w.work(s, 3)
-		if w.rng.IntN(1000) < 2*w.aim.logFlush {
-			s.disk.Flush(-1)
-		}
-	}
-	w.deliverSome(6)
-}
-
-// fault is something that goes wrong, or a leader that moves.
-func (w *World) fault(s *store, x int) {
-	a := &w.aim
-	switch {
-	case x < a.crash:
-		if s.up {
-			w.event("s%d crashes", s.i)
-			w.stats.Crashes++
+	case take(a.crash):
+		if s := w.victim(); s.up {
 			s.crash()
 		}
-	case x < a.crash+a.partition:
-		w.cut = w.rng.IntN(stores+2) - 2
-		w.stats.Partitions++
-		w.event("cut off: %d", w.cut)
-	case x < a.crash+a.partition+a.transfer:
-		if !s.up || len(s.ids) == 0 {
-			return
+	case take(a.partition):
+		w.partition()
+	case take(a.transfer):
+		w.moveLeader()
+	case take(a.stopClock):
+		if w.stopped = -1; w.chance(2) {
+			w.stats.Stops++
+			w.stopped = w.victim().i
 		}
-		g := s.groups[s.ids[w.rng.IntN(len(s.ids))]]
-		if w.leaderless() != nil {
-			g = w.leaderless()
-		}
-		if w.rng.IntN(2) == 0 {
-			g.in.Transfer = raftid.ReplicaID(w.rng.IntN(stores) + 1)
-		} else {
-			g.in.Campaign = true
-		}
-		g.ready = true
-	default:
-		w.check.raiseFence(s)
+		w.event("stopped clock: %d", w.stopped)
+	case take(a.fence):
+		w.check.raiseFence(w.stores[w.rng.IntN(stores)])
+	case take(a.compact):
+		w.check.compact(w.stores[w.rng.IntN(stores)])
 	}
+}
+
+// victim is a store for a fault: any, or the one of pd's leader.
+func (w *World) victim() *store {
+	if w.rng.IntN(100) < w.aim.pd {
+		for _, s := range w.stores {
+			if g := s.groups[raftid.PDGroup]; s.up && g.leading {
+				return s
+			}
+		}
+	}
+	return w.stores[w.rng.IntN(stores)]
+}
+
+// partition heals the network, or cuts off a store, a link, or one direction of a link.
+func (w *World) partition() {
+	w.net.blocked = [stores][stores]bool{}
+	v := w.victim().i
+	other := (v + 1 + w.rng.IntN(stores-1)) % stores
+	cut := func(a, b int) { w.net.blocked[a][b], w.net.blocked[b][a] = true, true }
+	switch w.rng.IntN(8) {
+	case 0, 1, 2:
+		w.event("network heals")
+		return
+	case 3, 4, 5:
+		for i := range stores {
+			if i != v {
+				cut(v, i)
+			}
+		}
+		w.event("cut off: %d", v)
+	case 6:
+		cut(v, other)
+		w.event("cut off: %d from %d", v, other)
+	case 7:
+		w.net.blocked[v][other] = true
+		w.event("cut off: %d to %d", v, other)
+	}
+	w.stats.Partitions++
+}
+
+// isolated is the store that nobody reaches, nil when there is none.
+func (w *World) isolated() *store {
+	for i, s := range w.stores {
+		if b := &w.net.blocked[i]; b[(i+1)%stores] && b[(i+2)%stores] {
+			return s
+		}
+	}
+	return nil
+}
+
+func (w *World) moveLeader() {
+	s := w.stores[w.rng.IntN(stores)]
+	if !s.up {
+		return
+	}
+	g := s.groups[s.ids[w.rng.IntN(len(s.ids))]]
+	if w.rng.IntN(100) < w.aim.pd {
+		g = s.groups[raftid.PDGroup]
+	}
+	if w.chance(2) {
+		g.in.Transfer = raftid.ReplicaID(w.rng.IntN(stores) + 1)
+	} else {
+		g.in.Campaign = true
+	}
+	g.ready = true
 }
 
 // leaderless is a replica of a group that nobody leads, nil when all are led.
 func (w *World) leaderless() *group {
+	ids := []pdpb.RegionID{raftid.PDGroup}
 	for i := range w.boot.Regions {
-		id := w.boot.Regions[i].ID
+		ids = append(ids, w.boot.Regions[i].ID)
+	}
+	for _, id := range ids {
 		var any *group
 		led := false
 		for _, s := range w.stores {
 			if g := s.groups[id]; s.up && g != nil {
-				led = led || g.g.Status().Leading
-				if any == nil || w.rng.IntN(2) == 0 {
+				led = led || g.leading
+				if any == nil || w.chance(2) {
 					any = g
 				}
 			}
@@ -237,8 +203,17 @@ func (w *World) restart(s *store) {
 	}
 }
 
+func (w *World) reconcile(s *store) {
+	if err := s.reconcile(); err != nil {
+		w.fail("store %d: %v", s.i, err)
+	}
+}
+
 // tick lets time pass at a store.
 func (w *World) tick(s *store) {
+	if w.stopped == s.i {
+		return
+	}
 	for _, id := range s.ids {
 		g := s.groups[id]
 		if !g.g.Asleep() {
@@ -249,8 +224,8 @@ func (w *World) tick(s *store) {
 			g.replica.Tick()
 		}
 	}
-	if w.calm || w.rng.IntN(w.aim.lateStream) == 0 {
-		s.client.Tick(w.now)
+	s.client.Tick(w.now)
+	if s.ticks++; s.ticks%8 == 0 {
 		s.member.Tick()
 	}
 }
@@ -258,20 +233,18 @@ func (w *World) tick(s *store) {
 // work gives up to n groups that have something to do a turn.
 func (w *World) work(s *store, n int) {
 	for range n {
-		var ready []*group
+		s.todo = s.todo[:0]
 		for _, id := range s.ids {
 			if g := s.groups[id]; g.ready || g.install != nil {
-				ready = append(ready, g)
+				s.todo = append(s.todo, g)
 			}
 		}
-		if len(ready) == 0 || w.err != nil {
+		if len(s.todo) == 0 || w.err != nil {
 			return
 		}
-		g := ready[w.rng.IntN(len(ready))]
-		if g.install != nil {
-			if w.calm || w.rng.IntN(3) == 0 {
-				g.finishInstall()
-			}
+		g := s.todo[w.rng.IntN(len(s.todo))]
+		if g.install != nil && (w.calm || w.chance(8)) {
+			g.finishInstall()
 		}
 		if g.ready {
 			g.turn()
@@ -282,47 +255,55 @@ func (w *World) work(s *store, n int) {
 // heal ends all faults and lets the cluster come to rest.
 func (w *World) heal() {
 	const rounds = 900
-	w.calm, w.cut = true, -1
+	if w.err != nil {
+		return
+	}
+	w.calm, w.stopped = true, -1
+	w.net.blocked = [stores][stores]bool{}
+	for _, p := range w.net.packets {
+		p.due = w.stats.Steps
+	}
 	w.event("healing")
 	var why string
 	for round := range rounds {
-		w.now += 1e6
 		for _, s := range w.stores {
 			if !s.up {
 				w.restart(s)
 			}
-			if w.err != nil {
-				return
-			}
-			if s.dirNews {
-				if err := s.reconcile(); err != nil {
-					w.fail("store %d: %v", s.i, err)
-					return
-				}
-			}
-			s.disk.Flush(-1)
-			w.work(s, 40)
-			w.deliverSome(60)
-			if round%3 == 0 {
-				w.tick(s)
-			}
-			if round%20 == 0 {
-				s.flushEngine()
-			}
 		}
-		w.check.pollReads()
+		w.calmRound(round)
 		if w.err != nil {
 			return
 		}
-		if round > 30 {
+		if round > 60 && round%10 == 0 {
 			if why = w.check.unrest(); why == "" {
-				break
+				w.check.silence()
+				return
 			}
 		}
 	}
-	if why != "" {
-		w.fail("LIVENESS: after %d rounds of healing %s", rounds, why)
-		return
+	w.fail("LIVENESS: after %d rounds of healing %s", rounds, why)
+}
+
+// calmRound is a round in which everything works.
+func (w *World) calmRound(round int) {
+	w.now += time.Millisecond
+	for _, s := range w.stores {
+		if w.err != nil {
+			return
+		}
+		if s.dirNews {
+			w.reconcile(s)
+		}
+		s.disk.Flush(-1)
+		w.work(s, 40)
+		w.deliverDue()
+		if round%3 == 0 {
+			w.tick(s)
+		}
+		if round%20 == 0 {
+			s.flushEngine()
+		}
 	}
-	w.check.silence()
+	w.check.pollReads()
 }

@@ -1,12 +1,12 @@
 // Package sim runs a whole cluster in one goroutine, from a seed, with the product's own cores:
-// raft groups (raftstore.Group around raft's RawNode), pd's member and oracle, each store's oracle
-// client, and the regions' replicas with evaluation, order intake and apply. Only what is below
-// and between them is simulated: disks, the state engine, the network and time.
+// raft groups (raftstore.Group around raft's RawNode), pd's members and oracle, each store's
+// oracle client, and the regions' replicas with evaluation, order intake and apply. Only what is
+// below and between them is simulated: disks, the state engine, the network, clients and time.
 //
-// Messages are lost, delayed, duplicated and reordered, stores are cut off, crash to what their
-// disks had flushed, and come back; leaders change; logs are cut so short that snapshots are
-// needed. While that goes on, and after everything was healed, checkers (check.go) hold what
-// happened against the invariants I1 to I6 and I8.
+// Messages are lost, delayed, duplicated and reordered, stores and links are cut off, stores
+// crash to what their disks had flushed and come back, clocks stand still, leaders change, logs
+// are cut so short that snapshots are needed. While that goes on, and after everything was
+// healed, checkers hold what happened against the invariants I1 to I6 and I8 (see checker).
 //
 // It is not a model of the protocol: nothing is decided here. One World belongs to one goroutine.
 // A run is a function of its Config and of raft's election jitter, which the caller must take
@@ -31,71 +31,38 @@ import (
 // Config is one run.
 type Config struct {
 	Seed    uint64
-	Steps   int
+	Steps   int // before everything is healed; a step is a millisecond
 	Regions int // default 4
 	Mutant  string
 	// Aim biases the schedule towards what a rule is about; see aims.
 	Aim   string
-	Trace io.Writer // every step in a line, nil for none
+	Trace io.Writer // every event in a line, nil for none
 }
 
 // Result is what a run did.
 type Result struct {
 	Err   error // the first violation
 	Stats Stats
-	Hash  uint64 // of everything that happened in order: equal runs have equal hashes
-}
-
-// Stats counts what a run did; it is also how one sees that a schedule does its work.
-type Stats struct {
-	Steps, Turns, Delivered, Lost, Duplicated   int
-	Crashes, Restarts, Partitions, Elections    int
-	Ops, Acked, Unknown, Refused, Void          int
-	Reads, Served, Cuts, Items, Fences          int
-	Snapshots, Installs, Uninitialised, Flushes int
-	Revision                                    mvcc.Revision
-}
-
-// Add adds up.
-func (s *Stats) Add(o Stats) {
-	for _, p := range [...][2]*int{
-		{&s.Steps, &o.Steps}, {&s.Turns, &o.Turns}, {&s.Delivered, &o.Delivered}, {&s.Lost, &o.Lost}, {&s.Duplicated, &o.Duplicated},
-		{&s.Crashes, &o.Crashes}, {&s.Restarts, &o.Restarts}, {&s.Partitions, &o.Partitions}, {&s.Elections, &o.Elections},
-		{&s.Ops, &o.Ops}, {&s.Acked, &o.Acked}, {&s.Unknown, &o.Unknown}, {&s.Refused, &o.Refused}, {&s.Void, &o.Void},
-		{&s.Reads, &o.Reads}, {&s.Served, &o.Served}, {&s.Cuts, &o.Cuts}, {&s.Items, &o.Items}, {&s.Fences, &o.Fences},
-		{&s.Snapshots, &o.Snapshots}, {&s.Installs, &o.Installs}, {&s.Uninitialised, &o.Uninitialised}, {&s.Flushes, &o.Flushes},
-	} {
-		*p[0] += *p[1]
-	}
-	s.Revision += o.Revision
-}
-
-// String prints the counts in one line.
-func (s Stats) String() string {
-	return fmt.Sprintf("steps %d turns %d delivered %d lost %d dup %d | crashes %d restarts %d partitions %d elections %d | "+
-		"ops %d acked %d unknown %d refused %d void %d | reads %d/%d cuts %d items %d fences %d | snapshots %d installs %d uninitialised %d flushes %d | revisions %d",
-		s.Steps, s.Turns, s.Delivered, s.Lost, s.Duplicated, s.Crashes, s.Restarts, s.Partitions, s.Elections,
-		s.Ops, s.Acked, s.Unknown, s.Refused, s.Void, s.Served, s.Reads, s.Cuts, s.Items, s.Fences,
-		s.Snapshots, s.Installs, s.Uninitialised, s.Flushes, s.Revision)
+	Hash  uint64 // of all events in order: equal runs have equal hashes
 }
 
 const stores = 3
 
 // World is a cluster in one goroutine.
 type World struct {
-	cfg    Config
-	rng    *rand.Rand
-	aim    aim
-	mut    mutants
-	now    time.Duration
-	calm   bool // healing: no faults
-	stores [stores]*store
-	net    []*packet
-	cut    int // store that is cut off, -1 for none
-	boot   *pd.Bootstrap
-	check  *checker
-	stats  Stats
-	hash   interface {
+	cfg     Config
+	rng     *rand.Rand
+	aim     aim
+	mut     mutants
+	now     time.Duration
+	calm    bool // healing: no faults
+	stores  [stores]*store
+	net     network
+	stopped int // the store whose clock stands still, -1 for none
+	boot    *pd.Bootstrap
+	check   *checker
+	stats   Stats
+	hash    interface {
 		io.Writer
 		Sum64() uint64
 	}
@@ -103,39 +70,60 @@ type World struct {
 }
 
 // Run runs one schedule and checks it.
-func Run(cfg Config) (res Result) {
+func Run(cfg Config) Result {
+	w := newWorld(cfg)
+	if w.err == nil {
+		w.guard(func() {
+			w.steps(cfg.Steps)
+			w.heal()
+			w.check.final()
+		})
+	}
+	return w.result()
+}
+
+// newWorld describes the cluster and starts all stores.
+func newWorld(cfg Config) *World {
 	if cfg.Regions == 0 {
 		cfg.Regions = 4
 	}
-	w := &World{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x6272616964)), cut: -1, hash: fnv.New64a()}
-	defer func() {
-		if p := recover(); p != nil {
-			if w.err == nil {
-				w.err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-			}
-		}
-		w.stats.Revision = w.check.revision()
-		res = Result{Err: w.err, Stats: w.stats, Hash: w.hash.Sum64()}
-	}()
+	w := &World{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x6272616964)), stopped: -1, hash: fnv.New64a()}
 	w.check = newChecker(w)
-	if w.err = w.setUp(); w.err != nil {
-		return
-	}
-	for w.stats.Steps < cfg.Steps && w.err == nil {
+	w.err = w.setUp()
+	return w
+}
+
+// guard turns a panic of the product into a violation.
+func (w *World) guard(f func()) {
+	defer func() {
+		if p := recover(); p != nil && w.err == nil {
+			w.err = fmt.Errorf("step %d: panic: %v\n%s", w.stats.Steps, p, debug.Stack())
+		}
+	}()
+	f()
+}
+
+func (w *World) steps(n int) {
+	for range n {
+		if w.err != nil {
+			return
+		}
 		w.stats.Steps++
 		w.now += time.Millisecond
 		w.step()
 	}
-	if w.err == nil {
-		w.heal()
-	}
-	if w.err == nil {
-		w.check.final()
-	}
-	return
 }
 
-// setUp describes the cluster and starts all stores.
+func (w *World) result() Result {
+	for _, s := range w.stores {
+		if s != nil {
+			s.countStats()
+		}
+	}
+	w.stats.Revisions = int(w.check.mark.Rev)
+	return Result{Err: w.err, Stats: w.stats, Hash: w.hash.Sum64()}
+}
+
 func (w *World) setUp() error {
 	var ok bool
 	if w.mut, ok = mutantByName(w.cfg.Mutant); !ok {
@@ -163,7 +151,9 @@ func (w *World) setUp() error {
 	}
 	for i := range w.stores {
 		w.stores[i] = newStore(w, i)
-		if err := w.stores[i].start(); err != nil {
+	}
+	for _, s := range w.stores {
+		if err := s.start(); err != nil {
 			return err
 		}
 	}
@@ -179,7 +169,12 @@ const keysPerRegion = 4
 
 func (w *World) keys() int { return w.cfg.Regions * keysPerRegion }
 
-func (w *World) regionOf(k int) *pdpb.Descriptor { return &w.boot.Regions[k/keysPerRegion] }
+func (w *World) region(i int) *pdpb.Descriptor { return &w.boot.Regions[i] }
+
+func regionIndex(id pdpb.RegionID) int { return int(id - raftid.FirstRegion) }
+
+// chance is true once in n times; never for n = 0.
+func (w *World) chance(n int) bool { return n > 0 && w.rng.IntN(n) == 0 }
 
 // fail records the first violation.
 func (w *World) fail(format string, args ...any) {

@@ -3,10 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -40,6 +37,11 @@ type store struct {
 	lastID  uint64
 	dirNews bool
 	spans   map[uint64]*mvcc.MemSpan // exported state by handle; what a snapshot's bytes point to
+
+	collected map[pdpb.RegionID]mvcc.Revision // superseded versions are removed through here
+	ticks     int
+	todo      []*group // room for work
+	doomed    int      // the step in which it crashes, 0 for none
 }
 
 // group is a raft group with what reached it since its last turn.
@@ -65,13 +67,15 @@ func (s *store) start() error {
 	s.life++
 	s.groups, s.ids = map[raftid.GroupID]*group{}, nil
 	s.calls = map[uint64]func([]byte, error){}
+	s.collected = map[pdpb.RegionID]mvcc.Revision{}
+	s.doomed = 0
 	members := make([]raftid.StoreID, stores)
 	for i := range members {
 		members[i] = storeID(i)
 	}
 	s.client = order.NewClient(order.ClientConfig{
 		ClientOptions: order.ClientOptions{
-			Self: s.id, Members: members, Session: s.life<<8 | uint64(s.i),
+			Self: s.id, Members: members, Session: s.life << 20,
 			CallTimeout: 60 * time.Millisecond, RetryAfter: 5 * time.Millisecond, ResendAfter: 40 * time.Millisecond,
 			FollowerDelay: 60 * time.Millisecond, SubscribeRetry: 40 * time.Millisecond, StandstillAfter: 120 * time.Millisecond,
 			Mutants: s.w.mut.order,
@@ -107,8 +111,8 @@ func (s *store) startMember(members []raftid.StoreID) error {
 	log := s.disk.Log(raftid.PDGroup)
 	g := s.newGroup(raftid.PDGroup)
 	member, err := pd.NewReplica(pd.Config{
-		Store: s.id, Wake: g.wake, StoreOf: storeOf, Bootstrap: s.w.boot, Local: s.client, Sender: simNet{s}, Net: simNet{s},
-		Limits:  pd.Limits{CheckpointEvery: 40},
+		Store: s.id, Life: s.life, Wake: g.wake, StoreOf: storeOf, Bootstrap: s.w.boot, Local: s.client, Sender: simNet{s}, Net: simNet{s},
+		Limits:  pd.Limits{CheckpointEvery: s.w.aim.checkpoint},
 		OnApply: func(index, term uint64, e *pd.Entry, res pd.Result) { s.w.check.cutApplied(s, index, term, e, res) },
 		Mutants: &s.w.mut.pd,
 	}, log.Checkpoint())
@@ -182,7 +186,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
 		Limits:      limits,
 		SharedFsync: s.w.mut.sharedFsync,
-		Snapshots:   backend{s},
+		Snapshots:   backend{s, d.Span},
 		Observer: region.Observer{Applied: func(index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 			s.w.check.applied(s, d.ID, index, term, it, e, rev, void)
 		}},
@@ -253,13 +257,34 @@ func (s *store) reconcile() error {
 	return nil
 }
 
-// crash loses what was not flushed.
+// crash loses what was not flushed. The disk may have written some of it without having said so.
 func (s *store) crash() {
+	s.w.event("s%d crashes", s.i)
+	s.w.stats.Crashes++
+	s.countStats()
 	s.up = false
+	if n := s.disk.Pending(); n > 0 && s.w.chance(2) {
+		s.disk.Flush(s.w.rng.IntN(n + 1))
+	}
 	s.disk = s.disk.Crash()
 	s.engine = s.engine.Crash()
 	s.w.check.crashed(s)
 }
+
+// countStats takes over the counters of replicas that end.
+func (s *store) countStats() {
+	if !s.up {
+		return
+	}
+	for _, id := range s.ids {
+		if r := s.groups[id].replica; r != nil {
+			s.w.stats.Deferred += int(r.Stats().Deferred)
+		}
+	}
+}
+
+// turnsPerStep bounds the turns of a run: more is a cluster that does not come to rest.
+const turnsPerStep = 60
 
 // turn lets a group take what reached it.
 func (g *group) turn() {
@@ -269,10 +294,17 @@ func (g *group) turn() {
 	g.out.Reset()
 	s, w := g.s, g.s.w
 	g.g.Process(&in, &g.out)
-	w.stats.Turns++
+	if w.stats.Turns++; w.stats.Turns > turnsPerStep*(w.cfg.Steps+2000) {
+		w.fail("LIVENESS: %d turns, and group %d of store %d still wants one", w.stats.Turns, g.id, s.i)
+		return
+	}
 	if l := g.g.Status().Leading; l != g.leading {
 		g.leading = l
-		if l {
+		switch {
+		case !l:
+		case g.id == raftid.PDGroup:
+			w.stats.PDElections++
+		default:
 			w.stats.Elections++
 		}
 		w.event("s%d g%d leading %v", s.i, g.id, l)
@@ -317,14 +349,21 @@ func (g *group) storeOf(r raftid.ReplicaID) int {
 	return -1
 }
 
-// finishInstall performs a snapshot's installation.
+// finishInstall performs a snapshot's installation. Some stores crash right after it, or soon.
 func (g *group) finishInstall() {
-	st := g.install
+	st, w := g.install, g.s.w
 	g.install = nil
-	g.s.w.stats.Installs++
-	g.s.w.event("s%d g%d install", g.s.i, g.id)
+	if g.id == raftid.PDGroup {
+		w.stats.PDInstalls++
+	} else {
+		w.stats.Installs++
+	}
+	w.event("s%d g%d installs", g.s.i, g.id)
 	g.in.Installed = &raftstore.Installed{Sink: st.Sink, Err: st.Sink.Install()}
 	g.ready = true
+	if !w.calm && w.chance(w.aim.installs) {
+		g.s.doomed = w.stats.Steps + w.rng.IntN(12)
+	}
 }
 
 // flushEngine makes applied state durable and tells the replicas (D6).
@@ -336,6 +375,9 @@ func (s *store) flushEngine() {
 		if g.replica == nil {
 			continue
 		}
+		if !s.w.calm && s.w.chance(4) {
+			continue // it hears of a later one
+		}
 		if pos, ok := s.engine.DurablePosition(uint64(id)); ok {
 			if err := g.replica.DurableAt(pos); err != nil {
 				s.w.fail("store %d region %d: %v", s.i, id, err)
@@ -344,70 +386,3 @@ func (s *store) flushEngine() {
 		}
 	}
 }
-
-// backend pins and installs regions' state in the engine. What travels is a handle: the state
-// itself is a Go value in the sender's table.
-type backend struct{ s *store }
-
-type pinned struct {
-	s    *store
-	view *mvcc.MemStore
-	live *mvcc.MemStore
-}
-
-func (b backend) Pin() (region.PinnedState, error) {
-	all, _ := b.s.engine.ExportSpan(0, mvcc.Span{})
-	view := mvcc.NewMemStore()
-	if err := view.ImportSpan(0, all, nil, mvcc.ImportVolatile); err != nil {
-		return nil, err
-	}
-	return pinned{b.s, view, b.s.engine}, nil
-}
-
-func (p pinned) Position(group uint64) ([]byte, bool, error) {
-	pos, ok := p.live.Position(group) // asked for while the state is being pinned
-	return pos, ok, nil
-}
-
-func (p pinned) Export(_ context.Context, span mvcc.Span, w io.Writer) error {
-	data, _ := p.view.ExportSpan(0, span)
-	h := uint64(len(p.s.spans))<<4 | uint64(p.s.i)
-	p.s.spans[h] = data
-	_, err := w.Write(binary.BigEndian.AppendUint64(nil, h))
-	return err
-}
-
-func (p pinned) Close() error { return nil }
-
-func (b backend) Import(group uint64, _ mvcc.Span) (region.StateImport, error) {
-	return &importer{s: b.s, group: group}, nil
-}
-
-type importer struct {
-	s     *store
-	group uint64
-	buf   []byte
-}
-
-func (i *importer) Write(p []byte) (int, error) {
-	i.buf = append(i.buf, p...)
-	return len(p), nil
-}
-
-func (i *importer) Install(position []byte) error {
-	if len(i.buf) != 8 {
-		return fmt.Errorf("sim: snapshot of %d bytes", len(i.buf))
-	}
-	h := binary.BigEndian.Uint64(i.buf)
-	data := i.s.w.stores[h&15].spans[h]
-	if i.s.w.mut.ingestNoFlush {
-		kind := mvcc.ImportAhead
-		if i.s.w.rng.IntN(2) == 0 {
-			kind = mvcc.ImportVolatile
-		}
-		return i.s.engine.ImportSpan(i.group, data, position, kind)
-	}
-	return i.s.engine.InstallSpan(i.group, data, position)
-}
-
-func (i *importer) Close() error { return nil }

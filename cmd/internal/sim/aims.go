@@ -1,0 +1,63 @@
+package sim
+
+// aim biases a schedule. Rules that random schedules seldom touch have one of their own. Numbers
+// of faults are chances of 10,000 steps, those of work are of 1,000.
+type aim struct {
+	crash, partition, transfer, stopClock int
+	fence, compact                        int
+	restart                               int // of 1,000 steps of a store that is down
+
+	ops, reads int // of 1,000 steps
+	burst      int // clients that come at once, at most
+	hot        int // of 100 requests, for two keys
+	tick       int // one in so many steps is a tick of a store
+	logFlush   int // of 1,000 steps
+	flush      int // of the engine, of 1,000 steps
+	reconcile  int // one in so many steps with news from the directory is heard
+
+	loss, late int // one packet in so many is lost, overtaken
+	hole       int // one in so many cuts that forget is followed by a hole in a stream
+	installs   int // one in so many installations is followed by a crash
+	pd         int // of 100 faults, against pd's leader
+	wait       int // one in so many stale stores reads while it is cut off
+	checkpoint uint64
+}
+
+var plain = aim{
+	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
+	ops: 220, reads: 60, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
+	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40,
+}
+
+func vary(f func(*aim)) aim {
+	a := plain
+	f(&a)
+	return a
+}
+
+// aimNames are the aims in the order in which seeds use them.
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "bootstrap", "fence", "hot"}
+
+var aims = map[string]aim{
+	"": plain,
+	// Long partitions and many elections: deposed leaders that do not know.
+	"partition": vary(func(a *aim) { a.partition, a.transfer, a.stopClock, a.crash, a.reads = 100, 60, 40, 10, 120 }),
+	// The same around pd's leader, with reads under way.
+	"oracle": vary(func(a *aim) {
+		a.partition, a.transfer, a.stopClock, a.crash, a.reads, a.pd, a.wait = 90, 60, 60, 20, 300, 80, 1
+	}),
+	// Logs that are cut short, snapshots, crashes around their installation.
+	"snapshot": vary(func(a *aim) {
+		a.flush, a.crash, a.partition, a.installs, a.checkpoint, a.compact = 120, 50, 60, 2, 8, 40
+	}),
+	// State that is seldom flushed and stores that crash often.
+	"crash": vary(func(a *aim) { a.flush, a.crash, a.logFlush, a.restart = 6, 90, 200, 60 }),
+	// Streams that lose frames, above all after items were forgotten: resubscriptions.
+	"stream": vary(func(a *aim) { a.loss, a.late, a.hole, a.reads, a.crash = 25, 10, 2, 250, 30 }),
+	// Replicas that hear of their region from its leader before they hear of it from pd.
+	"bootstrap": vary(func(a *aim) { a.reconcile, a.crash, a.late = 300, 60, 10 }),
+	// Fences and compactions under load.
+	"fence": vary(func(a *aim) { a.fence, a.compact, a.ops, a.burst = 250, 120, 300, 4 }),
+	// Many requests for few keys: pipelined entries, compares that wait (E4).
+	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),
+}

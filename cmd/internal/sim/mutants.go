@@ -1,0 +1,86 @@
+package sim
+
+import (
+	"go.etcd.io/raft/v3"
+
+	"braid/pd"
+	"braid/pd/order"
+	"braid/raftstore"
+	"braid/region"
+)
+
+// mutants are the rules that a run drops, by layer.
+type mutants struct {
+	raft          raftstore.Mutants
+	region        region.Mutants
+	order         order.Mutants
+	pd            pd.Mutants
+	sharedFsync   bool
+	storeMark     bool
+	ingestNoFlush bool
+	logger        raft.Logger
+}
+
+// Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
+// loss counts as noticed: one of these texts is in the violation.
+type Mutant struct {
+	Name, Rule, Aim string
+	Symptoms        []string
+	set             func(*mutants)
+}
+
+// Mutants are all rules that can be dropped; each must be caught by one of its symptoms.
+var Mutants = []Mutant{
+	{"evalearly", "E2", "", []string{"evaluated on another state", "a sequential store"},
+		func(m *mutants) { m.region.EvalEarly = true }},
+	{"forward", "E1", "partition", []string{"evaluated on another state", "a sequential store", "this replica counts"},
+		func(m *mutants) { m.region.Forward, m.raft.Forward = true, true }},
+	{"commitfromitem", "O1", "partition", []string{"I6", "I3", "I8", "this replica counts"},
+		func(m *mutants) { m.region.CommitFromItem = true }},
+	{"sealuncommitted", "P4", "partition", []string{"LIVENESS"},
+		func(m *mutants) { m.region.SealUncommitted = true }},
+	{"truncapplied", "D6", "crash", []string{"entries are missing"},
+		func(m *mutants) { m.region.TruncApplied = true }},
+	{"snapnocum", "D1", "snapshot", []string{"this replica counts"},
+		func(m *mutants) { m.region.SnapNoCum = true }},
+	{"delta", "P1", "", []string{"this replica counts", "I1"},
+		func(m *mutants) { m.order.Delta, m.pd.Delta = true, true }},
+	{"fromidx", "P2", "", []string{"LIVENESS"},
+		func(m *mutants) { m.region.FromIdx = true }},
+	{"noquorum", "S1", "oracle", []string{"I2: read"},
+		func(m *mutants) { m.pd.ReadPointWithoutQuorum = true }},
+	{"storemark", "S2", "stream", []string{"I4"},
+		func(m *mutants) { m.storeMark = true; m.order.PerStoreMark = true }},
+	{"lrev", "S1", "stream", []string{"I4"},
+		func(m *mutants) { m.region.LRevision = true }},
+	{"sharedfsync", "A1", "partition", []string{"this replica counts", "LIVENESS", "the log has term"},
+		func(m *mutants) { m.sharedFsync = true }},
+	{"sealping", "O2", "", []string{"B2", "LIVENESS"},
+		func(m *mutants) { m.region.SealPing = true }},
+	{"ingestnoflush", "D3", "snapshot", []string{"entries are missing", "I3", "hole"},
+		func(m *mutants) { m.ingestNoFlush = true }},
+	{"nouninit", "B6", "bootstrap", []string{"LIVENESS"},
+		func(m *mutants) { m.raft.NoUninitialisedVoters = true }},
+	{"nofence", "F2", "fence", []string{"F2"},
+		func(m *mutants) { m.region.NoFence, m.order.NoFence, m.pd.NoFence = true, true, true }},
+	{"earlyack", "I8", "crash", []string{"I8"},
+		func(m *mutants) { m.raft.EarlyAcknowledge = true }},
+	{"earlyread", "A13", "oracle", []string{"I2: read"},
+		func(m *mutants) { m.pd.EarlyRead = true }},
+	{"forgetall", "P4", "stream", []string{"LIVENESS"},
+		func(m *mutants) { m.order.ForgetAll, m.pd.ForgetAll = true, true }},
+}
+
+func mutantByName(name string) (mutants, bool) {
+	m := mutants{}
+	if name == "" {
+		return m, true
+	}
+	for _, x := range Mutants {
+		if x.Name == name {
+			x.set(&m)
+			return m, true
+		}
+	}
+	return m, false
+}

@@ -1,0 +1,60 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Stats counts what a run did; it is also how one sees that a schedule does its work.
+type Stats struct {
+	Steps, Turns, Delivered, Lost, Duplicated       int
+	Crashes, Restarts, Partitions, Stops, Elections int
+	PDElections, Snapshots, Installs, PDInstalls    int
+	Uninitialised, Flushes, Holes                   int
+	Ops, Acked, Unknown, Refused, Void, Deferred    int
+	Reads, Served, Serializable, Late               int
+	Cuts, Items, Fences, Compactions, GCs, Removed  int
+	Revisions                                       int
+}
+
+func (s *Stats) fields() []*int {
+	return []*int{
+		&s.Steps, &s.Turns, &s.Delivered, &s.Lost, &s.Duplicated,
+		&s.Crashes, &s.Restarts, &s.Partitions, &s.Stops, &s.Elections, &s.PDElections,
+		&s.Snapshots, &s.Installs, &s.PDInstalls, &s.Uninitialised, &s.Flushes, &s.Holes,
+		&s.Ops, &s.Acked, &s.Unknown, &s.Refused, &s.Void, &s.Deferred,
+		&s.Reads, &s.Served, &s.Serializable, &s.Late,
+		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Revisions,
+	}
+}
+
+// statNames go with fields; a bar begins a new group.
+var statNames = strings.Fields(`steps turns delivered lost duplicated
+	| crashes restarts partitions stopped-clocks elections pd-elections
+	| snapshots installs pd-installs uninitialised flushes holes
+	| ops acked unknown refused void deferred
+	| reads served serializable late
+	| cuts items fences compactions collections removed revisions`)
+
+// Add adds up.
+func (s *Stats) Add(o Stats) {
+	from := o.fields()
+	for i, p := range s.fields() {
+		*p += *from[i]
+	}
+}
+
+// String prints the counts in one line.
+func (s Stats) String() string {
+	var b strings.Builder
+	f := s.fields()
+	for _, name := range statNames {
+		if name == "|" {
+			b.WriteString("| ")
+			continue
+		}
+		fmt.Fprintf(&b, "%s %d ", name, *f[0])
+		f = f[1:]
+	}
+	return strings.TrimSuffix(b.String(), " ")
+}
