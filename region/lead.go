@@ -168,6 +168,9 @@ func (r *Replica) propose(h raftstore.Handle, p *proposal, e *regionpb.Entry) bo
 	data := e.Encode()
 	if r.cfg.Mutants.Forward {
 		r.ov.commit(p.index)
+		if len(e.Seals) > 0 {
+			r.sealed = e.Seals[len(e.Seals)-1].N
+		}
 		r.held = &heldProposal{p: p, data: data}
 		r.cfg.Wake()
 		return true
@@ -198,11 +201,11 @@ func (r *Replica) propose(h raftstore.Handle, p *proposal, e *regionpb.Entry) bo
 // sealIdle lets an idle leader seal what it has applied, after a short delay, in entries that
 // are silent: sealing them makes nothing new to seal (B2).
 func (r *Replica) sealIdle(h raftstore.Handle) {
-	if r.cfg.Orderer != nil || r.held != nil {
+	if r.cfg.Orderer != nil {
 		// A single-group store orders its own log; there is nobody who keeps items for it.
 		return
 	}
-	for r.idle >= r.lim.SealDelayTicks && r.sealed < r.pos.Item {
+	for r.held == nil && r.idle >= r.lim.SealDelayTicks && r.sealed < r.pos.Item {
 		p := &proposal{index: h.LastIndex() + 1, term: r.role.Term}
 		e := regionpb.Entry{Term: p.term, Index: p.index, Fence: r.fence, Seals: r.in.Seals(r.sealed+1, r.lim.SealsMax)}
 		if len(e.Seals) == 0 || !r.propose(h, p, &e) {
@@ -227,6 +230,7 @@ func (r *Replica) proposeHeld(h raftstore.Handle) {
 	index, term, err := h.Propose(held.data)
 	if err != nil {
 		held.p.fail(regionpb.ErrorOf(regionpb.Unknown))
+		r.sealed = r.in.SealedInLog()
 		return
 	}
 	held.p.index, held.p.term = index, term
