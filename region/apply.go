@@ -23,10 +23,20 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 		}
 	}()
 	bytes := 0
+	// An entry that has to read create revisions from the engine needs what this batch holds to be
+	// visible first.
+	full := func(resolves bool) bool { return bytes >= r.lim.ApplyBytesMax || batch != nil && resolves }
 	for {
 		r.in.silentAhead()
-		if err := r.orderOwn(); err != nil {
-			return false, err
+		if e := r.nextOwn(); e != nil {
+			// Not before it is applied next: the orderer's state is written with the position and
+			// its mark is shown to readers, so it must never be ahead of what is applied (D1, I4).
+			if again = full(e.resolves); again {
+				break
+			}
+			if err := r.orderOwn(e); err != nil {
+				return false, err
+			}
 		}
 		it, entries, err := r.in.Next()
 		if err != nil {
@@ -35,9 +45,7 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 		if it == nil {
 			break
 		}
-		// An item that has to read create revisions from the engine needs what this batch holds
-		// to be visible first.
-		if again = bytes >= r.lim.ApplyBytesMax || (batch != nil && resolves(entries)); again {
+		if again = full(resolves(entries)); again {
 			break
 		}
 		if batch == nil {

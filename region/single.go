@@ -17,15 +17,21 @@ import (
 // too, and every entry that is not silent is a cut of its own, made by each replica from the
 // committed log through the Orderer. The rest of the replica does not notice.
 
-// orderOwn makes the item of the next committed entry.
-func (r *Replica) orderOwn() error {
+// nextOwn is the committed entry that is to be ordered next; nil when there is none, or when pd
+// orders.
+func (r *Replica) nextOwn() *entryInfo {
 	if r.cfg.Orderer == nil || r.in.head == len(r.in.window) {
 		return nil
 	}
 	e := &r.in.window[r.in.head]
-	if e.silent || e.index > r.in.committed || r.in.Wanted() > r.in.item+1 {
+	if e.silent || e.index > r.in.committed {
 		return nil
 	}
+	return e
+}
+
+// orderOwn makes the item of the next entry, which is applied at once.
+func (r *Replica) orderOwn(e *entryInfo) error {
 	stamp := e.fence
 	if e.meta || e.void {
 		stamp = r.pos.Fence // they have none of their own, and consume nothing

@@ -268,3 +268,37 @@ func TestReadersWait(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestSingleGroupOrderStopsWithThePosition: the order core's state is written with the position,
+// so it must not be ahead of it: after a crash the entry would be ordered twice, and a reader
+// would be given a revision whose effects are not there.
+func TestSingleGroupOrderStopsWithThePosition(t *testing.T) {
+	o := &ownOrder{}
+	h := newHost(1, testDesc, func(c *Config) {
+		c.Orderer, c.Meta = o, o
+		c.Observer.Position = func(p *Position) {
+			if m := o.Mark(); m.Cut != p.Cut || m.Rev != p.Revision {
+				t.Errorf("position at cut %d revision %d, the order's state at %+v", p.Cut, p.Revision, m)
+			}
+		}
+	})
+	h.lead(6)
+	h.commit(11)
+	var fates []error
+	for _, v := range []string{"1", "2", "3"} {
+		h.r.Write(&Write{Txn: putTxn("k", v), Reply: reply(&fates)})
+		h.work()
+	}
+	h.commit(h.log.LastIndex())
+	for range 4 {
+		h.work()
+		h.r.mu.Lock()
+		if h.r.mu.vouched > h.r.mu.applied.Revision {
+			t.Errorf("vouched %d, applied %d", h.r.mu.vouched, h.r.mu.applied.Revision)
+		}
+		h.r.mu.Unlock()
+	}
+	if len(fates) != 3 {
+		t.Fatal(fates)
+	}
+}
