@@ -11,7 +11,7 @@
 // goroutines. The only state that changes is in the limits and the metrics, both of atomic
 // counters.
 //
-// Watch, Lease, Auth, Lock and Election are registered and answer Unimplemented.
+// Lease, Auth, Lock and Election are registered and answer Unimplemented.
 package gateway
 
 import (
@@ -32,6 +32,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"braid/router"
+	"braid/watchsvc"
 )
 
 // KV executes requests that have passed the static checks. *router.Router is one. Responses carry
@@ -78,7 +79,8 @@ type Cluster interface {
 type Config struct {
 	KV      KV
 	Cluster Cluster
-	Logger  *zap.Logger // nil: none
+	Watches *watchsvc.Hub // nil: Watch answers Unimplemented
+	Logger  *zap.Logger   // nil: none
 
 	// Registry receives the metrics and is what /metrics shows. Nil: a new one.
 	Registry *prometheus.Registry
@@ -97,6 +99,12 @@ type Config struct {
 	RequestTimeout time.Duration
 	// WarnDuration is how long a unary request may take before it is logged. Default 300 ms.
 	WarnDuration time.Duration
+
+	// ProgressNotifyInterval is how often a watcher that asked for it is told how far it is;
+	// default 10 minutes, at least 100 ms. ElectionTimeout is the cluster's: a watch that requires
+	// a leader ends after three without one. Default 1 s.
+	ProgressNotifyInterval time.Duration
+	ElectionTimeout        time.Duration
 
 	// ServerOptions are added to gRPC's, for keepalive parameters say.
 	ServerOptions []grpc.ServerOption
@@ -142,6 +150,13 @@ func (c *Config) fill() error {
 	if c.WarnDuration <= 0 {
 		c.WarnDuration = 300 * time.Millisecond
 	}
+	if c.ProgressNotifyInterval <= 0 {
+		c.ProgressNotifyInterval = progressIntervalDefault
+	}
+	c.ProgressNotifyInterval = max(c.ProgressNotifyInterval, progressIntervalMin)
+	if c.ElectionTimeout <= 0 {
+		c.ElectionTimeout = time.Second
+	}
 	return nil
 }
 
@@ -162,6 +177,8 @@ type Server struct {
 	httpConns *connListener // connections that speak HTTP
 	json      *grpc.ClientConn
 	serving   sync.WaitGroup // the two servers above
+	stopping  chan struct{}  // closed when Stop begins: watches end
+	receivers sync.WaitGroup // of watch streams
 
 	mu struct {
 		sync.Mutex
@@ -183,6 +200,7 @@ func New(cfg Config) (*Server, error) {
 		limits:    limits{requestsMax: int64(cfg.MaxInFlight), bytesMax: cfg.MaxInFlightBytes},
 		grpcConns: newConnListener(),
 		httpConns: newConnListener(),
+		stopping:  make(chan struct{}),
 	}
 	s.mu.listeners = make(map[net.Listener]struct{})
 	s.mu.sniffing = make(map[net.Conn]struct{})
@@ -222,7 +240,7 @@ func (s *Server) buildGRPC() {
 	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
 	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
 	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
-	pb.RegisterWatchServer(s.grpc, watchServer{})
+	pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
 	pb.RegisterLeaseServer(s.grpc, leaseServer{})
 	pb.RegisterAuthServer(s.grpc, authServer{})
 	s.health = health.NewServer()
@@ -259,8 +277,11 @@ func (s *Server) Stop(ctx context.Context) {
 	s.accepting.Wait()
 	if !first {
 		s.serving.Wait()
+		s.receivers.Wait()
 		return
 	}
+	// A watch has no end of its own to wait for; its client goes on elsewhere.
+	close(s.stopping)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := s.http.Shutdown(ctx); err != nil {
@@ -285,4 +306,5 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 	wg.Wait()
 	s.serving.Wait()
+	s.receivers.Wait()
 }

@@ -76,7 +76,7 @@ func newMetrics(cfg *Config) (*metrics, error) {
 	}
 	err := register(cfg.Registry,
 		m.ranges, m.puts, m.deletes, m.txns, m.sentBytes, m.receivedBytes, m.healthSuccess, m.healthFailures,
-		m.checks, m.checksTotal, m.clients, durations, &clusterCollector{cluster: cfg.Cluster})
+		m.checks, m.checksTotal, m.clients, durations, &clusterCollector{cluster: cfg.Cluster}, &watchCollector{hub: cfg.Watches})
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}

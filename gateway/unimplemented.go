@@ -28,10 +28,6 @@ func unknownService(_ any, stream grpc.ServerStream) error {
 	return status.Errorf(codes.Unimplemented, "braid: there is no method %s", method)
 }
 
-type watchServer struct{ pb.UnsafeWatchServer }
-
-func (watchServer) Watch(pb.Watch_WatchServer) error { return unavailable("Watch") }
-
 type leaseServer struct{ pb.UnsafeLeaseServer }
 
 func (leaseServer) LeaseGrant(context.Context, *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {

@@ -287,6 +287,10 @@ func (h *Hub) joinLocked(w *watcher) bool {
 		}
 		h.groups[key] = g
 		g.frontier = h.refresh(g.sources)
+	} else {
+		// What is there already is the past for a watcher that begins with it.
+		h.refresh(g.sources)
+		h.release(g)
 	}
 	w.group = g
 	g.watchers++

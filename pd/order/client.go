@@ -51,6 +51,9 @@ type ClientConfig struct {
 	ReadsMax int
 	// OnDirectory is told each new version of the directory, one call at a time.
 	OnDirectory func(*Directory)
+	// OnMark is called after each frame whose mark the states have moved to; it must not block.
+	// Optional.
+	OnMark func()
 }
 
 // Client is one store's side of the oracle: it follows a member's stream for the regions that
@@ -185,6 +188,12 @@ func (c *Client) WaitMark(ctx context.Context, id pdpb.RegionID, cut pdpb.Cut) e
 		c.with(func() { c.takeMarks(func(o *markWaiter) bool { return o == w }) })
 		return fmt.Errorf("%w: waiting for cut %d of region %d: %w", ErrTimeout, cut, id, ctx.Err())
 	}
+}
+
+// WantMark asks for a mark at or after a cut, for whoever would like to hear of quiet regions
+// without waiting (S4).
+func (c *Client) WantMark(cut pdpb.Cut) {
+	c.with(func() { c.core.WantMark(cut) })
 }
 
 // WaitMarkFunc is WaitMark for callers that must not block. done is called once, at once when

@@ -287,6 +287,9 @@ func (c *Client) HandleFrame(from raftid.StoreID, f *Frame) {
 	for _, w := range woken {
 		w.done(nil)
 	}
+	if c.cfg.OnMark != nil {
+		c.cfg.OnMark()
+	}
 }
 
 // HandleFrameBytes takes an encoded frame; the transport calls it. An error means damage or

@@ -92,6 +92,10 @@ type Config struct {
 	// WarnUnaryRequest is how long a unary request may take before it is logged.
 	WarnUnaryRequest time.Duration
 
+	// WatchProgressNotifyInterval is how often watchers that ask for it are told how far they are;
+	// 0 is etcd's default.
+	WatchProgressNotifyInterval time.Duration
+
 	// UnsafeNoFsync skips every sync of the log: for tests on slow disks; a crash of the machine
 	// may lose acknowledged writes.
 	UnsafeNoFsync bool

@@ -111,7 +111,7 @@ func TestFates(t *testing.T) {
 		{"--auto-compaction-retention=1h", "refused"}, {"--auto-compaction-mode=revision", "refused"},
 		{"--auth-token=jwt,pub-key=x", "refused"}, {"--quota-backend-bytes=1000000", "refused"},
 		{"--force-new-cluster", "refused"}, {"--discovery-endpoints=http://x:1", "refused"},
-		{"--watch-progress-notify-interval=5s", "refused"}, {"--wal-dir=/x", "refused"},
+		{"--wal-dir=/x", "refused"},
 	} {
 		_, err := Parse([]string{tc.arg}, nil)
 		var u *UsageError

@@ -167,6 +167,8 @@ var Table = []Flag{
 		value: inverted(func(c *Config) *bool { return &c.DisableJSON })},
 	{Name: "warning-unary-request-duration", Kind: Duration, Default: "300ms", Usage: "Time after which a unary request is reported as slow.",
 		value: duration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
+	{Name: "watch-progress-notify-interval", Kind: Duration, Default: "0s", Usage: "Interval of periodic watch progress notifications; 0 means 10 minutes.",
+		value: duration(func(c *Config) *time.Duration { return &c.WatchProgressNotifyInterval })},
 	{Name: "unsafe-no-fsync", Kind: Bool, Default: "false", Usage: "Do not sync the log. Unsafe: a crash of the machine loses data.",
 		value: boolean(func(c *Config) *bool { return &c.UnsafeNoFsync })},
 
@@ -180,8 +182,6 @@ var Table = []Flag{
 	{Name: "auth-token", Default: "simple", Fate: Later, Why: whyAuth, Usage: "Auth token options."},
 	{Name: "bcrypt-cost", Kind: Uint, Default: "10", Fate: Later, Why: whyAuth, Usage: "Cost factor of password hashing."},
 	{Name: "auth-token-ttl", Kind: Uint, Default: "300", Fate: Later, Why: whyAuth, Usage: "Lifetime of an auth token in seconds."},
-	{Name: "watch-progress-notify-interval", Kind: Duration, Default: "0s", Fate: Later, Why: "watches are not built yet",
-		Usage: "Interval of periodic watch progress notifications."},
 	{Name: "force-new-cluster", Kind: Bool, Default: "false", Fate: Later, Why: "recovery from a lost quorum is not built yet",
 		Usage: "Force a new one-member cluster."},
 	{Name: "discovery-endpoints", Kind: List, Fate: Later, Why: whyDiscovery, Usage: "V3 discovery: endpoints of the discovery service."},

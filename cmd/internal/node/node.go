@@ -37,6 +37,7 @@ import (
 	"braid/raftstore/transport"
 	"braid/raftstore/wal"
 	"braid/router"
+	"braid/watchsvc"
 )
 
 // Node is a running node. Start returns one; Stop ends it.
@@ -56,6 +57,7 @@ type Node struct {
 	regions *regions
 	stores  *stores
 	gateway *gateway.Server
+	watches *watchsvc.Hub
 
 	peerServer *grpc.Server
 	metrics    *metrics
@@ -164,6 +166,7 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.openStorage(); err != nil {
 		return err
 	}
+	n.openWatches()
 	if err := n.openNetwork(peers); err != nil {
 		return err
 	}
@@ -306,7 +309,7 @@ func (n *Node) clock() {
 func (n *Node) serveClients(clients []boundListener, pages []boundListener) error {
 	cfg := n.cfg
 	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
-	r := router.New(n.oracle, n.stores, router.Options{
+	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
 		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
 	})
 	gw, err := gateway.New(gateway.Config{
@@ -314,6 +317,8 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 		ExtensiveMetrics: cfg.Metrics == "extensive", MaxRequestBytes: int(cfg.MaxRequestBytes), MaxTxnOps: int(cfg.MaxTxnOps),
 		MaxConcurrentStreams: cfg.MaxConcurrentStreams, RequestTimeout: timeout,
 		ServerOptions: keepaliveOptions(cfg), Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,
+		DisableJSON: cfg.DisableJSON, WarnDuration: cfg.WarnUnaryRequest,
+		Watches: n.watches, ProgressNotifyInterval: cfg.WatchProgressNotifyInterval, ElectionTimeout: time.Duration(cfg.ElectionMs) * time.Millisecond,
 		Register: func(s grpc.ServiceRegistrar) { admin.Register(s, n.Admin()) },
 	})
 	if err != nil {

@@ -142,9 +142,11 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 	if r.order != nil {
 		cfg.Order = r.order
 	}
+	attach := h.watched(&cfg)
 	if h.Replica, err = region.NewReplica(cfg); err != nil {
 		return err
 	}
+	attach()
 	r.mu.Lock()
 	r.mu.byID[d.ID] = h
 	r.mu.Unlock()

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region"
+	"braid/router"
+	"braid/watchsvc"
+)
+
+// openWatches starts the hub that all replicas of this node feed.
+func (n *Node) openWatches() {
+	n.watches = watchsvc.NewHub(watchsvc.Options{
+		History: n.engine,
+		Current: func() mvcc.Revision { return n.oracle.Mark().Rev },
+		Demand:  n.demandMark,
+	})
+	n.onClose(func(context.Context) error { n.watches.Close(); return nil })
+}
+
+// demandMark asks pd's stream for a mark as new as the newest item that any replica here has
+// applied, so that quiet regions become complete through it (S4). In single-group mode there is
+// one region, which is complete through what it has applied.
+func (n *Node) demandMark() {
+	if n.regions.order == nil {
+		return
+	}
+	var newest pdpb.Cut
+	for _, h := range n.regions.all() {
+		newest = max(newest, h.Applied().Cut)
+	}
+	n.regions.order.WantMark(newest)
+}
+
+// watchSource is a replica as the hub sees it.
+type watchSource struct{ h *hosted }
+
+// CompleteThrough implements watchsvc.Source.
+func (s watchSource) CompleteThrough() mvcc.Revision { return s.h.Replica.CompleteThrough() }
+
+// Floor implements watchsvc.Source: what compactions refuse, or what a snapshot's sender had
+// removed already (C1).
+func (s watchSource) Floor() mvcc.Revision {
+	return max(s.h.Applied().Floor, s.h.owner.node.oracle.Mark().Floor)
+}
+
+// watched makes a replica feed the hub. The returned function must be called once the replica
+// exists and before its group runs.
+func (h *hosted) watched(cfg *region.Config) (attach func()) {
+	var feed *watchsvc.Feed
+	cfg.Observer.Events = func(events []mvcc.Version, through mvcc.Revision) { feed.Events(events, through) }
+	cfg.Observer.Installed = func(p *region.Position) { feed.Reset(p.Revision) }
+	span, through := cfg.Position.Descriptor.Span, cfg.Position.Revision
+	return func() { feed = h.owner.node.watches.Attach(span, through, watchSource{h}) }
+}
+
+// watchedOracle tells the hub of compactions that this node acknowledges: pd's stream may bring
+// the floor a moment later, and a watch that the client starts now must obey it.
+type watchedOracle struct {
+	router.Oracle
+	hub *watchsvc.Hub
+}
+
+// Compact implements router.Oracle.
+func (o watchedOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
+	at, err := o.Oracle.Compact(ctx, rev)
+	if err == nil {
+		o.hub.Compacted(mvcc.Revision(rev))
+	}
+	return at, err
+}
+
+// cutOff says whether this node has heard of no leader of the placement group for so long that it
+// must not claim to know one.
+func (n *Node) cutOff() bool {
+	if n.regions.order == nil {
+		return false
+	}
+	_, still := n.regions.order.StandsStillSince()
+	return still
+}
