@@ -36,13 +36,13 @@ func (r *Replica) Write(w *Write) {
 	}
 }
 
-// AwaitCut returns when the stream's mark has reached cut: what a write with Write.Cut (C-1)
-// needs before it can be evaluated. The caller calls it first, so that the group never waits.
+// AwaitCut returns when this replica is complete through cut: everything of the region that was
+// ordered at or before it is applied (S2). For who reads the engine beside Read, as hashing does.
 func (r *Replica) AwaitCut(ctx context.Context, cut pdpb.Cut) error {
-	if cut == 0 || r.cfg.Order == nil {
+	if r.completeFor(&regionpb.ReadRequest{Cut: cut}) {
 		return nil
 	}
-	return r.cfg.Order.WaitMark(ctx, r.id, cut)
+	return r.awaitComplete(ctx, cut)
 }
 
 // Deliver hands over order items from the stream. Any goroutine; idempotent. Items for which
@@ -172,14 +172,14 @@ func (r *Replica) Stats() Stats {
 // Stop answers everything that waits: what was not proposed is certainly not executed, the fate
 // of the rest is unknown. Called once the group calls the replica no more.
 func (r *Replica) Stop() {
-	in := r.takeInbox()
 	r.mu.Lock()
-	r.mu.stopped = true
+	r.mu.stopped = true // first: nothing may come in behind what is answered here
 	waiters := r.mu.waiters
 	r.mu.waiters = nil
 	reads := r.mu.reads
 	r.mu.reads = nil
 	r.mu.Unlock()
+	in := r.takeInbox()
 	for _, q := range in.floors {
 		close(q.done)
 	}

@@ -241,9 +241,18 @@ func TestReadersWait(t *testing.T) {
 		})
 	}
 	st.set(o.mark(), 1)
+	// The mark is here, its item is not applied: who pins the engine's state now would miss it.
+	short, stop := context.WithTimeout(ctx, time.Millisecond)
+	if err := r.AwaitCut(short, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("complete before the item is applied: %v", err)
+	}
+	stop()
 	r.Deliver([]pdpb.Item{*it})
 	h.work()
 	wg.Wait()
+	if err := r.AwaitCut(ctx, 1); err != nil {
+		t.Error(err)
+	}
 
 	stopped := make(chan error, 1)
 	st.set(pdpb.Mark{Cut: 9, Rev: 9, Floor: -1}, 2) // an item that will never come
