@@ -99,6 +99,18 @@ func (s GroupStatus) WantsSnapshot(index uint64) bool {
 	return !s.Installing && (s.Uninitialized || index > s.Committed)
 }
 
+// ProbeOf is the question behind a snapshot that its receiver does not want, because its log
+// reaches as far: an empty append at the snapshot's position. The shell steps it in the snapshot's
+// place. Its answer tells the leader how far the log reaches; without one, a leader that missed the
+// acknowledgement and has cut its log would send snapshots for ever.
+func ProbeOf(m *raftpb.Message) *raftpb.Message {
+	meta := snapshotMeta(m)
+	return &raftpb.Message{
+		Type: raftpb.MsgApp.Enum(), From: m.From, To: m.To, Term: m.Term,
+		Index: new(meta.Index), LogTerm: new(meta.Term), Commit: new(meta.Index),
+	}
+}
+
 // takeStaged offers a complete snapshot to raft.
 func (g *Group) takeStaged(s *Staged) {
 	g.wake()

@@ -81,7 +81,11 @@ func (s *Store) receiveSnapshot(_ context.Context, from raftid.StoreID, group ra
 		return ErrUnknownGroup
 	}
 	meta := snapshotMeta(m)
-	if m.GetType() != raftpb.MsgSnap || !r.status().WantsSnapshot(meta.Index) {
+	if m.GetType() != raftpb.MsgSnap || meta.Index == 0 {
+		return errUnwanted
+	}
+	if !r.status().WantsSnapshot(meta.Index) {
+		r.post(func(ml *mail) { ml.in.Messages = append(ml.in.Messages, ProbeOf(m)) })
 		return errUnwanted
 	}
 	select {
