@@ -71,7 +71,6 @@ type Client struct {
 	sources map[pdpb.RegionID]ReportSource
 	order   []pdpb.RegionID // sources in the order of registration, for the round of Tick
 	round   int
-	stuck   map[pdpb.RegionID]uint64 // what the replica wanted at the last round
 	dir     *Directory
 	closed  bool
 
@@ -104,7 +103,7 @@ func NewClient(cfg ClientConfig) *Client {
 	}
 	return &Client{
 		cfg: cfg, core: NewClientCore(cfg.ClientOptions), sources: map[pdpb.RegionID]ReportSource{},
-		stuck: map[pdpb.RegionID]uint64{}, events: map[uint64]func(EventResult, error){},
+		events: map[uint64]func(EventResult, error){},
 	}
 }
 
@@ -142,7 +141,6 @@ func (c *Client) Unregister(id pdpb.RegionID) {
 	var waiters []*markWaiter
 	c.with(func() {
 		delete(c.sources, id)
-		delete(c.stuck, id)
 		for i, o := range c.order {
 			if o == id {
 				c.order = append(c.order[:i], c.order[i+1:]...)

@@ -93,6 +93,7 @@ type ClientCore struct {
 	watched      []*sub // reported and not seen, or to be reported after a delay
 	reporting    []*sub // in the request in flight
 	pulling      bool   // the local member was asked to pull
+	suspects     []*sub // were sent items and not asked since whether they have them
 
 	needSub  []pdpb.RegionID            // to be subscribed
 	drop     []pdpb.RegionID            // to be unsubscribed
@@ -144,8 +145,10 @@ type sub struct {
 	oldNewest uint64
 	settled   bool // oldMark and oldNewest mean something
 
-	refetch bool   // its replica lacks items above have that were delivered
-	have    uint64 // meaningful with refetch
+	refetch   bool   // its replica lacks items above have that were delivered
+	have      uint64 // meaningful with refetch
+	suspected bool   // in suspects
+	lacked    uint64 // what its replica wanted when it was asked last
 
 	seenUpto uint64 // highest up-to of an item (or acknowledgement) seen
 

@@ -329,8 +329,8 @@ func (c *Client) HandleDirectory(d *Directory) {
 	}
 }
 
-// roundMax is how many replicas one Tick looks at for items they had no room for.
-const roundMax = 64
+// suspectsMax is how many replicas one Tick asks for items that they had no room for.
+const suspectsMax = 64
 
 // Tick brings the time, monotonic from any origin; every 20 to 100 ms. Timeouts and repetitions
 // happen here and nowhere else.
@@ -349,7 +349,11 @@ func (c *Client) Tick(now time.Duration) {
 			c.sweep()
 		}
 		c.core.WantRead(len(c.readers) > 0)
-		for range min(roundMax, len(c.order)) {
+		for _, id := range c.core.Suspects(nil, suspectsMax) {
+			probes = append(probes, probe{id, c.sources[id]})
+		}
+		// And one in turn, in case a replica lost what it had.
+		if len(c.order) > 0 {
 			c.round++
 			id := c.order[c.round%len(c.order)]
 			probes = append(probes, probe{id, c.sources[id]})
@@ -357,12 +361,7 @@ func (c *Client) Tick(now time.Duration) {
 	})
 	for _, p := range probes {
 		wanted := p.src.Wanted()
-		c.with(func() {
-			if c.stuck[p.id] == wanted {
-				c.core.Refetch(p.id, wanted-1)
-			}
-			c.stuck[p.id] = wanted
-		})
+		c.with(func() { c.core.Lacks(p.id, wanted) })
 	}
 }
 

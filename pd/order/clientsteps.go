@@ -53,6 +53,7 @@ func (c *ClientCore) EndFrame(from raftid.StoreID, f *Frame) {
 		}
 		s.newest = max(s.newest, a.Newest)
 		s.seenUpto = max(s.seenUpto, a.Upto)
+		c.suspect(s)
 	}
 	for i := range f.Items {
 		it := &f.Items[i]
@@ -71,6 +72,7 @@ func (c *ClientCore) EndFrame(from raftid.StoreID, f *Frame) {
 			return
 		}
 		s.newest = max(s.newest, it.N)
+		c.suspect(s)
 	}
 	if f.Mark.Cut > c.stream.mark.Cut {
 		c.wantSince = c.now
