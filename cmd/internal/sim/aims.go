@@ -15,11 +15,14 @@ type aim struct {
 	flush      int // of the engine, of 1,000 steps
 	reconcile  int // one in so many steps with news from the directory is heard
 
-	loss, late int // one packet in so many is lost, overtaken
-	hole       int // one in so many cuts that forget is followed by a hole in a stream
-	installs   int // one in so many installations is followed by a crash
-	pd         int // of 100 faults, against pd's leader
-	wait       int // one in so many stale stores reads while it is cut off
+	loss, late int  // one packet in so many is lost, overtaken
+	remote     bool // stores follow the members of other stores instead of their own
+	hole       int  // one in so many cuts that forget is followed by a hole in a stream
+	deaf       int  // one in so many cuts with items is heard by one store only, for some frames
+	raftLoss   int  // one in so many messages of regions' groups is lost
+	installs   int  // one in so many installations is followed by a crash
+	pd         int  // of 100 faults, against pd's leader
+	wait       int  // one in so many stale stores reads while it is cut off
 	checkpoint uint64
 }
 
@@ -36,7 +39,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "bootstrap", "fence", "hot"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "hot"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -53,7 +56,11 @@ var aims = map[string]aim{
 	// State that is seldom flushed and stores that crash often.
 	"crash": vary(func(a *aim) { a.flush, a.crash, a.logFlush, a.restart = 6, 90, 200, 60 }),
 	// Streams that lose frames, above all after items were forgotten: resubscriptions.
-	"stream": vary(func(a *aim) { a.loss, a.late, a.hole, a.reads, a.crash = 25, 10, 2, 250, 30 }),
+	"stream": vary(func(a *aim) { a.remote, a.loss, a.late, a.hole, a.reads, a.crash = true, 25, 10, 2, 250, 30 }),
+	// Items that one leader has, seals and reports, and then dies with.
+	"forget": vary(func(a *aim) {
+		a.remote, a.deaf, a.raftLoss, a.crash, a.transfer, a.partition, a.restart = true, 3, 3, 60, 80, 60, 60
+	}),
 	// Replicas that hear of their region from its leader before they hear of it from pd.
 	"bootstrap": vary(func(a *aim) { a.reconcile, a.crash, a.late = 300, 60, 10 }),
 	// Fences and compactions under load.

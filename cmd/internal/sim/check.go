@@ -124,6 +124,14 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 	c.cuts[m.Cut] = cutRecord{index, term, print, m}
 	c.w.stats.Cuts++
 	c.w.event("cut %v", m)
+	if len(res.Cut.Items) > 0 && !c.w.calm && c.w.chance(c.w.aim.deaf) {
+		hears := c.w.rng.IntN(stores)
+		for i := range stores {
+			if i != hears {
+				c.w.net.holes[i] += 1 + c.w.rng.IntN(6)
+			}
+		}
+	}
 	if res.Cut.Forgotten > 0 && !c.w.calm && c.w.chance(c.w.aim.hole) {
 		// A frame that is lost now makes a store subscribe anew when pd has forgotten items.
 		c.w.net.holes[c.w.rng.IntN(stores)]++

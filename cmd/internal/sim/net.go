@@ -67,7 +67,7 @@ func (w *World) send(p *packet) {
 		n.holes[p.to]--
 		w.lose(p)
 		return
-	case w.chance(w.aim.loss):
+	case w.chance(w.aim.loss), p.kind == raftPacket && p.group != raftid.PDGroup && w.chance(w.aim.raftLoss):
 		w.lose(p)
 		return
 	case w.chance(w.aim.late):
@@ -211,7 +211,13 @@ func (w *World) deliverToGroup(g *group, p *packet) {
 // stage hands a whole snapshot to its group.
 func (w *World) stage(g *group, p *packet) {
 	md := p.msg.GetSnapshot().GetMetadata()
-	if g.in.Staged != nil || g.install != nil || !g.g.Status().WantsSnapshot(md.GetIndex()) {
+	if !g.g.Status().WantsSnapshot(md.GetIndex()) {
+		g.in.Messages = append(g.in.Messages, raftstore.ProbeOf(p.msg))
+		g.ready = true
+		w.snapshotSent(p, false)
+		return
+	}
+	if g.in.Staged != nil || g.install != nil {
 		w.snapshotSent(p, false)
 		return
 	}

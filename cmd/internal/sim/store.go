@@ -73,9 +73,13 @@ func (s *store) start() error {
 	for i := range members {
 		members[i] = storeID(i)
 	}
+	followed := members
+	if s.w.aim.remote {
+		followed = slices.DeleteFunc(slices.Clone(members), func(id raftid.StoreID) bool { return id == s.id })
+	}
 	s.client = order.NewClient(order.ClientConfig{
 		ClientOptions: order.ClientOptions{
-			Self: s.id, Members: members, Session: s.life << 20,
+			Self: s.id, Members: followed, Session: s.life << 20,
 			CallTimeout: 60 * time.Millisecond, RetryAfter: 5 * time.Millisecond, ResendAfter: 40 * time.Millisecond,
 			FollowerDelay: 60 * time.Millisecond, SubscribeRetry: 40 * time.Millisecond, StandstillAfter: 120 * time.Millisecond,
 			Mutants: s.w.mut.order,
