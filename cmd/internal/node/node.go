@@ -174,8 +174,9 @@ func (n *Node) start(ctx context.Context) error {
 		Transport: n.net, TickInterval: time.Duration(cfg.HeartbeatMs) * time.Millisecond,
 		OnFatal: n.fail, Logger: n.log,
 	})
-	n.onClose(func(context.Context) error { n.store.Close(); return nil })
+	// Closed in reverse: the groups stop first, then nobody but us touches their replicas.
 	n.onClose(func(context.Context) error { n.regions.stop(); return nil })
+	n.onClose(func(context.Context) error { n.store.Close(); return nil })
 	if cfg.SingleGroup {
 		err = n.startSingle()
 	} else {
