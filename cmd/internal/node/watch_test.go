@@ -524,7 +524,7 @@ func watchersOfOneStream(t *testing.T, slow bool) {
 			}()
 			if i%1500 == 1499 {
 				if r, err := cl.Get(context.Background(), "x"); err == nil {
-					_, err = cl.Compact(context.Background(), r.Header.Revision-200)
+					_, err = cl.Compact(context.Background(), r.Header.Revision-1000)
 					if err != nil {
 						done <- err
 						return
@@ -550,8 +550,8 @@ func watchersOfOneStream(t *testing.T, slow bool) {
 			t.Errorf("%s", show(r))
 		}
 		for _, e := range r.Events {
-			total++
 			key := string(e.Kv.Key)
+			total++
 			if !strings.HasPrefix(key, fmt.Sprintf("/registry/pods/%03d/", r.WatchId)) {
 				t.Fatalf("watcher %d got %s", r.WatchId, key)
 			}
@@ -568,12 +568,45 @@ func watchersOfOneStream(t *testing.T, slow bool) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-	} else {
-		for total < writes/2 {
-			take(w.next())
+	}
+	responses, ended := make(chan *pb.WatchResponse), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			r, err := w.Recv()
+			if err != nil {
+				return // the test is over, or notices that nothing comes
+			}
+			select {
+			case responses <- r:
+			case <-w.Context().Done():
+				return
+			}
 		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
+	}()
+	defer func() {
+		w.cancel()
+		<-ended
+	}()
+	receive := func() {
+		select {
+		case r := <-responses:
+			take(r)
+		case <-ended:
+			t.Fatalf("the stream ended after %d events", total)
+		}
+	}
+	for through := slow; !through; {
+		select {
+		case r := <-responses:
+			take(r)
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			through = true
+		case <-ended:
+			t.Fatalf("the stream ended after %d events", total)
 		}
 	}
 	want := 0
@@ -590,7 +623,7 @@ func watchersOfOneStream(t *testing.T, slow bool) {
 		return true
 	}
 	for !complete() {
-		take(w.next())
+		receive()
 	}
 	gone := 0
 	for i := range perWatcher {
