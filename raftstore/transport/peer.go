@@ -231,13 +231,25 @@ func (p *peer) say(method, said string, err error) string {
 	if err != nil {
 		what = status.Convert(err).Message()
 	}
-	if what == said || method != methodFrames {
+	if method != methodFrames {
+		return what
+	}
+	refused := err != nil && status.Code(err) == codes.FailedPrecondition
+	if f := p.t.cfg.Refused; f != nil {
+		switch {
+		case refused:
+			f(p.id, what)
+		case err == nil:
+			f(p.id, "")
+		}
+	}
+	if what == said {
 		return what
 	}
 	switch {
 	case err == nil:
 		p.t.log.Info("connected to a peer", zap.Stringer("store", p.id))
-	case status.Code(err) == codes.FailedPrecondition:
+	case refused:
 		p.t.log.Error("a peer refuses this node", zap.Stringer("store", p.id), zap.String("reason", what))
 	default:
 		p.t.log.Warn("a peer cannot be reached", zap.Stringer("store", p.id), zap.Error(err))

@@ -61,6 +61,17 @@ type Method uint8
 type Config struct {
 	Self      raftid.StoreID
 	ClusterID uint64
+	// Terms says in words what else all stores must have in common, such as the mode that they
+	// run in; at most 256 bytes. Stores whose terms differ refuse each other.
+	Terms string
+	// Fresh says that this store has no history yet; Admit is asked about peers that say so, and
+	// its error refuses them. A store that is known to have a history and comes without it must
+	// not be heard: it could vote twice (A7). Both may be nil, and are called on any goroutine.
+	Fresh func() bool
+	Admit func(raftid.StoreID) error
+	// Refused is told that a peer refuses this store, again and again while it does, and with an
+	// empty reason that it does so no longer. Optional.
+	Refused func(store raftid.StoreID, reason string)
 	// Peers are the peer URLs of all stores: http, https, unix or unixs. Self may be among
 	// them and is not dialed.
 	Peers map[raftid.StoreID][]string

@@ -385,11 +385,15 @@ func TestRefusals(t *testing.T) {
 		want   string
 	}{
 		{func(c *Config) { c.ClusterID = 78 }, "cluster ID mismatch: the caller belongs to cluster 4e, this node to 4d"},
+		{func(c *Config) { c.Terms = "single-group mode" }, "store 2 was started in single-group mode, store 1 in multi-group mode: all stores"},
+		{func(c *Config) { c.Fresh = func() bool { return true } }, "store 2 had a history"},
 		{func(c *Config) { c.Self = 5 }, "store 5 is not a member"},
 		{func(c *Config) { c.Peers = map[raftid.StoreID][]string{3: c.Peers[1]} }, "store ID mismatch: the caller looks for store 3 at this address, this is 1"},
 	} {
 		logs.TakeAll()
 		nodes := cluster(t, 2, func(i int, cfg *Config) {
+			cfg.Terms = "multi-group mode"
+			cfg.Admit = func(from raftid.StoreID) error { return fmt.Errorf("store %s had a history", from) }
 			if i == 1 {
 				c.change(cfg)
 				cfg.Logger = zap.New(core)
@@ -469,7 +473,7 @@ func FuzzIncoming(f *testing.F) {
 			r.uvarint()
 			r.bytes()
 		}
-		if _, err := decodeHello(b); err == nil && len(b) != helloBytes {
+		if _, err := decodeHello(b); err == nil && (len(b) < helloBytes || len(b) > helloBytes+termsBytesMax) {
 			t.Fatal("a hello of another length")
 		}
 	})

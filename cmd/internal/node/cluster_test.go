@@ -53,6 +53,7 @@ func newCluster(t *testing.T, size int, change ...func(*config.Config)) *testClu
 	t.Helper()
 	c := &testCluster{t: t, tune: defaultTuning()}
 	c.tune.gcGrace, c.tune.collectEvery = 100*time.Millisecond, 20*time.Millisecond
+	c.tune.refusedFor = 200 * time.Millisecond
 	// A port that the system gives and that nobody listens on afterwards; all are held until all
 	// are known, so that they differ.
 	urls := make([]url.URL, 2*size)

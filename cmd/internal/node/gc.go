@@ -26,6 +26,8 @@ type collector struct {
 	mu      struct {
 		sync.Mutex
 		done    map[pdpb.RegionID]mvcc.Revision // collected through
+		states  map[pdpb.RegionID]int           // how often a region's state was replaced
+		held    map[pdpb.RegionID]bool          // it is being replaced: do not collect
 		floor   mvcc.Revision                   // newest floor seen
 		seen    time.Time                       // when
 		urgent  mvcc.Revision                   // somebody waits for this one
@@ -36,7 +38,8 @@ type collector struct {
 func (c *collector) init(r *regions) {
 	c.regions = r
 	c.kick = make(chan struct{}, 1)
-	c.mu.done = map[pdpb.RegionID]mvcc.Revision{}
+	c.mu.done, c.mu.states = map[pdpb.RegionID]mvcc.Revision{}, map[pdpb.RegionID]int{}
+	c.mu.held = map[pdpb.RegionID]bool{}
 	c.mu.floor, c.mu.urgent = -1, -1
 	c.mu.changed = make(chan struct{})
 }
@@ -93,11 +96,11 @@ func (c *collector) collect(ctx context.Context, floor mvcc.Revision) error {
 	var total mvcc.GCStats
 	var errs []error
 	for _, h := range sorted(c.regions.all()) {
-		from, known, err := c.progress(h.id)
+		from, state, known, err := c.progress(h.id)
 		if err != nil {
 			return err
 		}
-		if known && from >= floor {
+		if known && from >= floor || c.beingReplaced(h.id) {
 			continue
 		}
 		rctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -129,7 +132,7 @@ func (c *collector) collect(ctx context.Context, floor mvcc.Revision) error {
 			errs = append(errs, err)
 			continue
 		}
-		if err := c.record(h.id, to); err != nil {
+		if err := c.record(h.id, state, to); err != nil {
 			return err
 		}
 	}
@@ -140,27 +143,58 @@ func (c *collector) collect(ctx context.Context, floor mvcc.Revision) error {
 	return errors.Join(errs...)
 }
 
-// progress is the revision through which a region was collected.
-func (c *collector) progress(id pdpb.RegionID) (mvcc.Revision, bool, error) {
+// progress is the revision through which a region was collected, and which state of the region
+// that is about.
+func (c *collector) progress(id pdpb.RegionID) (rev mvcc.Revision, state int, known bool, err error) {
 	c.mu.Lock()
-	rev, ok := c.mu.done[id]
-	c.mu.Unlock()
-	if ok {
-		return rev, true, nil
+	defer c.mu.Unlock()
+	state = c.mu.states[id]
+	if rev, known = c.mu.done[id]; known {
+		return rev, state, true, nil
 	}
 	b, ok, err := c.regions.node.engine.Position(uint64(id) | progressBit)
 	if err != nil || !ok || len(b) != 8 {
-		return 0, false, err
+		return 0, state, false, err
 	}
 	rev = mvcc.Revision(binary.BigEndian.Uint64(b))
-	c.mu.Lock()
 	c.mu.done[id] = rev
-	c.mu.Unlock()
-	return rev, true, nil
+	return rev, state, true, nil
 }
 
-// record notes that a region is collected through rev.
-func (c *collector) record(id pdpb.RegionID, rev mvcc.Revision) error {
+func (c *collector) beingReplaced(id pdpb.RegionID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.held[id]
+}
+
+// record notes that a region is collected through rev, unless its state was replaced since.
+func (c *collector) record(id pdpb.RegionID, state int, rev mvcc.Revision) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.states[id] != state {
+		return nil
+	}
+	return c.write(id, rev)
+}
+
+// replacing says that a region's state is about to be replaced, and replaced that it was: the next
+// collection walks everything, and one that runs meanwhile does not count.
+func (c *collector) replacing(id pdpb.RegionID) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.states[id]++
+	c.mu.held[id] = true
+	return c.write(id, 0)
+}
+
+func (c *collector) replaced(id pdpb.RegionID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.mu.held, id)
+}
+
+// write is called with mu held, so that what is in memory and in the engine agree.
+func (c *collector) write(id pdpb.RegionID, rev mvcc.Revision) error {
 	b := c.regions.node.engine.NewBatch()
 	defer b.Close()
 	if err := b.SetPosition(uint64(id)|progressBit, binary.BigEndian.AppendUint64(nil, uint64(rev))); err != nil {
@@ -169,8 +203,6 @@ func (c *collector) record(id pdpb.RegionID, rev mvcc.Revision) error {
 	if err := b.Commit(); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.mu.done[id] = rev
 	close(c.mu.changed)
 	c.mu.changed = make(chan struct{})

@@ -5,7 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,6 +31,9 @@ func (n *Node) openNetwork(peers []boundListener) error {
 	}
 	t, err := transport.New(transport.Config{
 		Self: n.self, ClusterID: n.cfg.ClusterID(), Peers: urls, TLS: dial, Logger: n.log, Metrics: n.metrics.transport(),
+		// A store that numbers its entries itself must not vote with one that waits for cuts (A16).
+		Terms: n.mode().String() + " mode",
+		Fresh: n.fresh.Load, Admit: n.admit, Refused: n.refusals.note,
 	})
 	if err != nil {
 		return err
@@ -45,10 +48,8 @@ func (n *Node) openNetwork(peers []boundListener) error {
 func (n *Node) servePeers(peers []boundListener) {
 	n.net.Start()
 	for _, l := range peers {
-		opts := []grpc.ServerOption{
-			grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
-			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-		}
+		opts := append(transport.ServerOptions(),
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
 		if l.tls != nil {
 			cfg := l.tls.Clone()
 			cfg.NextProtos = []string{"h2"}
@@ -63,4 +64,67 @@ func (n *Node) servePeers(peers []boundListener) {
 			}
 		})
 	}
+}
+
+// admit refuses a store that comes without any history when the cluster knows one of it: its log and
+// with it its votes are lost, and it could vote a second time (A7). Once it is a member, a store
+// cannot come back empty; that takes a change of members.
+func (n *Node) admit(from raftid.StoreID) error {
+	if n.oracle == nil {
+		return nil
+	}
+	d := n.oracle.Directory()
+	if d == nil {
+		return nil
+	}
+	for _, s := range d.Stores {
+		if s.ID == from && len(s.ClientURLs) > 0 {
+			return fmt.Errorf("member %s (%s) has already been bootstrapped, and its data directory is empty: start it with its old --data-dir", from, s.Name)
+		}
+	}
+	return nil
+}
+
+// refusals are the peers that refuse this node at present.
+type refusals struct {
+	mu     sync.Mutex
+	byPeer map[raftid.StoreID]refusal
+}
+
+type refusal struct {
+	reason string
+	since  time.Time
+}
+
+func (r *refusals) note(peer raftid.StoreID, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old, ok := r.byPeer[peer]
+	switch {
+	case reason == "":
+		delete(r.byPeer, peer)
+	case !ok || old.reason != reason:
+		if r.byPeer == nil {
+			r.byPeer = map[raftid.StoreID]refusal{}
+		}
+		r.byPeer[peer] = refusal{reason, time.Now()}
+	}
+}
+
+// hopeless returns an error when so many of the members refuse this node that it cannot be part of a
+// quorum.
+func (r *refusals) hopeless(members int, after time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	count, reason := 0, ""
+	for _, f := range r.byPeer {
+		if time.Since(f.since) >= after {
+			count++
+			reason = f.reason
+		}
+	}
+	if members-count >= members/2+1 || count == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d members refuse this node: %s", count, members, reason)
 }

@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,8 +60,10 @@ type Node struct {
 	gateway *gateway.Server
 	watches *watchsvc.Hub
 
-	peerServer *grpc.Server
-	metrics    *metrics
+	metrics *metrics
+
+	fresh    atomic.Bool // made at this start, and not a member yet
+	refusals refusals
 
 	ctx     context.Context // of the node's own goroutines
 	stop    context.CancelFunc
@@ -88,7 +91,7 @@ type oracle interface {
 }
 
 const (
-	clientTick = 50 * time.Millisecond  // of pd's client
+	clientTick = 100 * time.Millisecond // of pd's client: as rare as its timeouts allow, for idle nodes
 	memberTick = 500 * time.Millisecond // of pd's member: idle marks
 )
 
@@ -148,6 +151,7 @@ func (n *Node) start(ctx context.Context) error {
 	if fresh && !cfg.NewCluster() && len(n.members) > 0 {
 		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
 	}
+	n.fresh.Store(fresh)
 	// Ports first: one that is in use should not cost a recovery.
 	clients, err := n.listenClients()
 	if err != nil {
@@ -234,10 +238,17 @@ func (n *Node) openStorage() error {
 func (n *Node) join(ctx context.Context) error {
 	warn := time.NewTicker(10 * time.Second)
 	defer warn.Stop()
+	look := time.NewTicker(n.tuning.refusedFor / 4)
+	defer look.Stop()
 	began := time.Now()
 	for {
 		select {
 		case <-n.regions.ready:
+		case <-look.C:
+			if err := n.refusals.hopeless(len(n.members), n.tuning.refusedFor); err != nil {
+				return err
+			}
+			continue
 		case err := <-n.fatal:
 			return err
 		case <-ctx.Done():
@@ -258,7 +269,11 @@ func (n *Node) join(ctx context.Context) error {
 		err := n.oracle.RegisterStore(actx, me)
 		cancel()
 		if err == nil {
+			n.fresh.Store(false)
 			return nil
+		}
+		if err := n.refusals.hopeless(len(n.members), n.tuning.refusedFor); err != nil {
+			return err
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -299,7 +314,7 @@ func (n *Node) clock() {
 		}
 		now := time.Since(origin)
 		n.oracle.Tick(now)
-		if now-lastRaft >= raftTick {
+		if now-lastRaft >= raftTick-clientTick/2 { // a tick that comes a little early counts
 			lastRaft = now
 			n.regions.tick()
 		}

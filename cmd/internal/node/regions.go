@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"braid/cmd/internal/config"
 	"braid/mvcc"
 	"braid/mvcc/engine"
 	"braid/pd/order"
@@ -33,6 +35,8 @@ type regions struct {
 	// self-ordered replicas of a single-group store get these.
 	orderer region.Orderer
 	meta    region.MetaMachine
+
+	compared bool // the split keys; owned by reconcileLoop
 
 	ready   chan struct{} // closed once every replica that belongs here runs
 	changed chan struct{} // the directory has changed
@@ -136,11 +140,14 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 	}
 	cfg := region.Config{
 		Store: n.self, Replica: self, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
-		SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine},
+		SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
 		Orderer: r.orderer, Meta: r.meta,
 	}
 	if r.order != nil {
 		cfg.Order = r.order
+	}
+	if l := n.tuning.limits; l != nil {
+		cfg.Limits = *l
 	}
 	attach := h.watched(&cfg)
 	if h.Replica, err = region.NewReplica(cfg); err != nil {
@@ -265,6 +272,7 @@ func (r *regions) reconcile(d *order.Directory) error {
 		r.nowReady() // join says what is wrong
 		return nil
 	}
+	r.compareSplits(d)
 	var missing []pdpb.Descriptor
 	for i := range d.Regions {
 		if _, here := peerOn(d.Regions[i], n.self); here && r.get(d.Regions[i].ID) == nil {
@@ -279,6 +287,25 @@ func (r *regions) reconcile(d *order.Directory) error {
 	}
 	r.nowReady()
 	return nil
+}
+
+// compareSplits warns, once, when a new store has other regions than the flags of this node ask for:
+// those of pd's first leader count.
+func (r *regions) compareSplits(d *order.Directory) {
+	if r.compared || !r.node.fresh.Load() || len(r.node.cfg.SplitKeys) == 0 {
+		return
+	}
+	r.compared = true
+	var have [][]byte
+	for i := range d.Regions {
+		if start := d.Regions[i].Span.Start; len(start) > 0 {
+			have = append(have, start)
+		}
+	}
+	if want := r.node.cfg.SplitKeys; !slices.EqualFunc(have, want, bytes.Equal) {
+		r.node.log.Warn("the store was made with other --region-split-keys than this node was given; those of the store count",
+			zap.String("given", config.FormatSplitKeys(want)), zap.String("store", config.FormatSplitKeys(have)))
+	}
 }
 
 func (r *regions) nowReady() {
@@ -408,12 +435,37 @@ func (r *regions) local(list []pdpb.Descriptor) (here, elsewhere []pdpb.Descript
 }
 
 // snapshots pins and replaces regions' state in the engine.
-type snapshots struct{ engine *engine.Engine }
+type snapshots struct {
+	engine *engine.Engine
+	gc     *collector
+}
 
 func (s snapshots) Pin() (region.PinnedState, error) { return s.engine.Snapshot() }
 
 func (s snapshots) Import(group uint64, span mvcc.Span) (region.StateImport, error) {
-	return s.engine.NewImport(group, span)
+	imp, err := s.engine.NewImport(group, span)
+	if err != nil {
+		return nil, err
+	}
+	return stateImport{imp, pdpb.RegionID(group), s.gc}, nil
+}
+
+// stateImport makes the collector begin anew with a region whose state is replaced: what comes may
+// hold versions that the sender had not removed yet and this store had (R3).
+type stateImport struct {
+	*engine.Import
+	id pdpb.RegionID
+	gc *collector
+}
+
+// Install implements region.StateImport. It flushes the engine before anything else (D3), so the
+// collector's forgetting is durable before the new state is.
+func (s stateImport) Install(position []byte) error {
+	if err := s.gc.replacing(s.id); err != nil {
+		return err
+	}
+	defer s.gc.replaced(s.id)
+	return s.Import.Install(position)
 }
 
 // sorted returns the replicas in order of their spans.

@@ -1,12 +1,17 @@
 package node
 
-import "time"
+import (
+	"time"
+
+	"braid/region"
+)
 
 // tuning are the sizes and times of a node that no flag sets. Tests make them tiny, so that what
 // takes gigabytes or minutes in production happens in a second.
 type tuning struct {
-	segmentBytes  int64 // of the log; 0 is the log's default
-	memTableBytes int64 // of the state engine; 0 is the engine's default
+	segmentBytes  int64          // of the log; 0 is the log's default
+	memTableBytes int64          // of the state engine; 0 is the engine's default
+	limits        *region.Limits // of replicas; nil are the package's
 	// gcGrace is how long removal lags behind the logical floor, so that reads which took their
 	// point before a compaction can finish (C2). One that still loses takes a new point.
 	gcGrace time.Duration
@@ -19,11 +24,14 @@ type tuning struct {
 	// that quiet groups do not keep old log for ever.
 	idleFlush    time.Duration
 	idleSegments int
+	// refusedFor is how long a peer's refusal must have lasted to count: what it knows may be a
+	// moment old.
+	refusedFor time.Duration
 }
 
 func defaultTuning() tuning {
 	return tuning{
 		gcGrace: 5 * time.Second, gcChunkPause: 20 * time.Millisecond, collectEvery: time.Second,
-		idleFlush: 30 * time.Second, idleSegments: 2,
+		idleFlush: 30 * time.Second, idleSegments: 2, refusedFor: 2 * time.Second,
 	}
 }
