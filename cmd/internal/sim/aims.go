@@ -39,7 +39,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "hot"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -65,6 +65,8 @@ var aims = map[string]aim{
 	"bootstrap": vary(func(a *aim) { a.reconcile, a.crash, a.late = 300, 60, 10 }),
 	// Fences and compactions under load.
 	"fence": vary(func(a *aim) { a.fence, a.compact, a.ops, a.burst = 250, 120, 300, 4 }),
+	// Leaders that move under load, with much in flight.
+	"transfer": vary(func(a *aim) { a.transfer, a.ops, a.burst, a.hot, a.pd, a.logFlush = 250, 400, 6, 60, 5, 250 }),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),
 }
