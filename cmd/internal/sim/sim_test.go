@@ -22,15 +22,12 @@ var (
 )
 
 // run is Run with raft's election jitter taken from the seed too.
-func run(t *testing.T, cfg Config) (res Result) {
-	t.Run(fmt.Sprintf("seed=%d/aim=%s/mutant=%s", cfg.Seed, cfg.Aim, cfg.Mutant), func(t *testing.T) {
-		cryptotest.SetGlobalRandom(t, cfg.Seed)
-		if *trace {
-			cfg.Trace = os.Stdout
-		}
-		res = Run(cfg)
-	})
-	return res
+func run(t *testing.T, cfg Config) Result {
+	cryptotest.SetGlobalRandom(t, cfg.Seed)
+	if *trace {
+		cfg.Trace = os.Stdout
+	}
+	return Run(cfg)
 }
 
 func replayCommand(cfg Config) string {
@@ -53,8 +50,11 @@ func TestSeeds(t *testing.T) {
 				return
 			}
 		}
+		if n := i + 1; n%250 == 0 && n < *seeds {
+			t.Logf("%d seeds, the last is %d, %v", n, cfg.Seed, time.Since(began).Round(time.Second))
+		}
 	}
-	t.Logf("%d seeds from %d in %v: %v", *seeds, *firstOne, time.Since(began).Round(time.Millisecond), total)
+	t.Logf("%d seeds from %d in %v\n%v", *seeds, *firstOne, time.Since(began).Round(time.Millisecond), total)
 }
 
 // TestReplay shows that a seed repeats exactly.
