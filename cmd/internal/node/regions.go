@@ -36,7 +36,10 @@ type regions struct {
 	orderer region.Orderer
 	meta    region.MetaMachine
 
-	compared bool // the split keys; owned by reconcileLoop
+	// Owned by reconcileLoop.
+	compared   bool // the split keys
+	stillSince time.Duration
+	handedOver map[pdpb.RegionID]bool // in the standstill that began at stillSince
 
 	ready   chan struct{} // closed once every replica that belongs here runs
 	changed chan struct{} // the directory has changed
@@ -71,7 +74,7 @@ func (h *hosted) Leading() bool {
 }
 
 func newRegions(n *Node) *regions {
-	r := &regions{node: n, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
+	r := &regions{node: n, handedOver: map[pdpb.RegionID]bool{}, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 	r.mu.byID = map[pdpb.RegionID]*hosted{}
 	r.mu.open = true
 	r.gc.init(r)
@@ -374,18 +377,25 @@ func (r *regions) electFirst() {
 }
 
 // leaveStandstill hands leadership away while this node hears nothing from pd: its regions would
-// be down for writes although their replicas are healthy (S5).
+// be down for writes although their replicas are healthy (S5). Once for each region and standstill:
+// when pd itself is down everybody stands still, and leadership must not go round in circles.
 func (r *regions) leaveStandstill() {
 	if r.order == nil {
 		return
 	}
-	if _, still := r.order.StandsStillSince(); !still {
+	since, still := r.order.StandsStillSince()
+	if !still || since != r.stillSince {
+		clear(r.handedOver)
+		r.stillSince = since
+	}
+	if !still {
 		return
 	}
 	for _, h := range r.all() {
-		if !h.Leading() {
+		if !h.Leading() || r.handedOver[h.id] {
 			continue
 		}
+		r.handedOver[h.id] = true
 		for _, p := range h.Descriptor().Peers {
 			if p.Store != r.node.self && r.node.net.Alive(p.Store) {
 				r.node.log.Warn("no word from the placement group; handing a region over",
