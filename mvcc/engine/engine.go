@@ -37,7 +37,8 @@ type Options struct {
 	Dir string
 	// FS is the file system; nil is the operating system's.
 	FS vfs.FS
-	// CacheBytes bounds the cache of uncompressed blocks. Default 128 MiB.
+	// CacheBytes is what the cache of uncompressed blocks has while one memtable waits for its
+	// flush; it has more while none does, and less while several do. Default 128 MiB.
 	CacheBytes int64
 	// MemTableBytes is the size at which a memtable is flushed; up to four exist. Default 64 MiB.
 	MemTableBytes int64
@@ -184,9 +185,11 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 		Comparer: comparer,
 		Merger:   sumMerger,
 		// The newest format: older ones write row blocks, and cannot ingest and excise at once.
-		FormatMajorVersion:          pebble.FormatNewest,
-		DisableWAL:                  true,
-		CacheSize:                   e.o.CacheBytes,
+		FormatMajorVersion: pebble.FormatNewest,
+		DisableWAL:         true,
+		// Pebble takes the memtables' memory out of the cache's. Without room for them two would
+		// leave no cache at all, and each evaluation of a put would unpack an index block.
+		CacheSize:                   e.o.CacheBytes + 2*e.o.MemTableBytes,
 		MemTableSize:                uint64(e.o.MemTableBytes),
 		MemTableStopWritesThreshold: memTablesMax,
 		L0CompactionThreshold:       2,

@@ -59,11 +59,15 @@ func (r reader) spanIter(b *readBuf, span mvcc.Span) (*pebble.Iterator, error) {
 	return it, nil
 }
 
+// getOptions make a get ask the last level's bloom filters too: a put of a new key is evaluated
+// with a get, and without them unpacks a data block to find nothing.
+var getOptions = pebble.IterOptions{UseL6Filters: true}
+
 // Get implements mvcc.Reader: one prefix seek, which bloom filters can answer for absent keys.
 func (r reader) Get(key []byte, at mvcc.Revision) (v mvcc.Version, found bool, err error) {
 	b := getBuf()
 	defer b.release()
-	it, err := r.src.newIter(nil)
+	it, err := r.src.newIter(&getOptions)
 	if err != nil {
 		return v, false, fmt.Errorf("engine: %w", err)
 	}
