@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"go.etcd.io/raft/v3"
-
 	"braid/pd"
 	"braid/pd/order"
 	"braid/raftstore"
@@ -18,7 +16,6 @@ type mutants struct {
 	sharedFsync   bool
 	storeMark     bool
 	ingestNoFlush bool
-	logger        raft.Logger
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the

@@ -167,11 +167,7 @@ func key(i int) []byte { return fmt.Appendf(nil, "k%02d", i) }
 
 const keysPerRegion = 4
 
-func (w *World) keys() int { return w.cfg.Regions * keysPerRegion }
-
 func (w *World) region(i int) *pdpb.Descriptor { return &w.boot.Regions[i] }
-
-func regionIndex(id pdpb.RegionID) int { return int(id - raftid.FirstRegion) }
 
 // chance is true once in n times; never for n = 0.
 func (w *World) chance(n int) bool { return n > 0 && w.rng.IntN(n) == 0 }

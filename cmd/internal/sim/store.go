@@ -152,7 +152,6 @@ func (s *store) addGroup(g *group, cfg raftstore.GroupConfig) error {
 		g.ready = true
 	}
 	cfg.Mutants = &s.w.mut.raft
-	cfg.Logger = s.w.mut.logger
 	var err error
 	if g.g, err = raftstore.NewGroup(cfg); err != nil {
 		return err
