@@ -1,0 +1,379 @@
+package watchsvc
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"braid/mvcc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// store is the other side of a hub: regions whose events come one after another, and the history
+// of all of them. Any goroutine.
+type store struct {
+	mu      sync.Mutex
+	events  []mvcc.Version // in order
+	floor   mvcc.Revision
+	current mvcc.Revision
+	demands int
+}
+
+type storeRegion struct {
+	s       *store
+	feed    *Feed
+	mu      sync.Mutex
+	through mvcc.Revision
+}
+
+func (r *storeRegion) CompleteThrough() mvcc.Revision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.through
+}
+
+func (r *storeRegion) Floor() mvcc.Revision {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.s.floor
+}
+
+func (r *storeRegion) complete(through mvcc.Revision) {
+	r.mu.Lock()
+	r.through = max(r.through, through)
+	r.mu.Unlock()
+}
+
+func (s *store) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error {
+	s.mu.Lock()
+	list := slices.Clone(s.events)
+	s.mu.Unlock()
+	for i := range list {
+		if v := list[i]; v.Mod >= from && v.Mod <= to && span.Contains(v.Key) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			// The bytes are valid during the call only.
+			v.Key = bytes.Clone(v.Key)
+			err := fn(&v)
+			clear(v.Key)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *store) Get(key []byte, at mvcc.Revision) (mvcc.Version, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := len(s.events) - 1; i >= 0; i-- {
+		if v := s.events[i]; v.Mod <= at && bytes.Equal(v.Key, key) {
+			return v, true, nil
+		}
+	}
+	return mvcc.Version{}, false, nil
+}
+
+var tiny = Options{WindowBytes: 12 * eventOverheadBytes, QueueMax: 3, QueueBytesMax: 4 * eventOverheadBytes, BatchRevisions: 3,
+	BatchBytes: 5 * eventOverheadBytes, ScanRevisions: 7, ScanBytes: 6 * eventOverheadBytes, ProgressWait: 20 * time.Millisecond}
+
+// lab is a hub over three regions, [.., b), [b, c), [c, ..).
+type lab struct {
+	t       *testing.T
+	s       *store
+	hub     *Hub
+	regions []*storeRegion
+}
+
+func newLab(t *testing.T, o Options) *lab {
+	l := &lab{t: t, s: &store{floor: -1, current: 1}}
+	o.History = l.s
+	o.Current = func() mvcc.Revision {
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		return l.s.current
+	}
+	o.Demand = func() {
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		l.s.demands++
+	}
+	l.hub = NewHub(o)
+	t.Cleanup(l.hub.Close)
+	for _, span := range []mvcc.Span{{End: []byte("b")}, {Start: []byte("b"), End: []byte("c")}, {Start: []byte("c")}} {
+		r := &storeRegion{s: l.s, through: 1}
+		r.feed = l.hub.Attach(span, 1, r)
+		l.regions = append(l.regions, r)
+	}
+	return l
+}
+
+// put writes one event to a region and makes the others complete through it, unless lazy.
+func (l *lab) put(region int, key string, lazy bool) mvcc.Revision {
+	l.s.mu.Lock()
+	l.s.current++
+	rev := l.s.current
+	v := mvcc.Version{Key: []byte(key), Value: fmt.Append(nil, rev), Mod: rev, Create: rev, Version: 1}
+	l.s.events = append(l.s.events, v)
+	l.s.mu.Unlock()
+	l.regions[region].feed.Events([]mvcc.Version{v}, rev)
+	l.regions[region].complete(rev)
+	if !lazy {
+		for _, r := range l.regions {
+			r.complete(rev)
+		}
+		l.hub.Poke()
+	}
+	return rev
+}
+
+// take waits for a response.
+func (l *lab) take(s *Stream) Response {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for {
+		r, ok, err := s.Next(ctx)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		if ok {
+			return r
+		}
+		select {
+		case <-s.Ready():
+		case <-ctx.Done():
+			l.t.Fatal("no response came")
+		}
+	}
+}
+
+func (l *lab) watch(s *Stream, start mvcc.Revision, span mvcc.Span) Response {
+	l.t.Helper()
+	if err := s.Watch(context.Background(), Request{Span: span, Start: start}); err != nil {
+		l.t.Fatal(err)
+	}
+	return l.take(s)
+}
+
+// TestHubTinyLimits: with a window of a few events, queues of three and scans of seven revisions,
+// watchers that come, go, stop reading and read again get every event of their span once, in
+// order, whole revisions at a time.
+func TestHubTinyLimits(t *testing.T) {
+	for seed := range uint64(40) {
+		rnd := rand.New(rand.NewPCG(seed, 9))
+		l := newLab(t, tiny)
+		type client struct {
+			s     *Stream
+			spans map[int64]mvcc.Span
+			next  map[int64]mvcc.Revision
+		}
+		var clients []*client
+		see := func(c *client, r Response) {
+			span, known := c.spans[r.ID]
+			if r.Canceled || !known && len(r.Events) > 0 {
+				t.Fatalf("seed %d: %+v", seed, r)
+			}
+			revs := map[int64]bool{}
+			for _, e := range r.Events {
+				// The next event of the span, from the history.
+				var want mvcc.Version
+				l.s.mu.Lock()
+				for _, v := range l.s.events {
+					if v.Mod >= c.next[r.ID] && span.Contains(v.Key) {
+						want = v
+						break
+					}
+				}
+				l.s.mu.Unlock()
+				if string(e.Kv.Key) != string(want.Key) || e.Kv.ModRevision != int64(want.Mod) || string(e.Kv.Value) != string(want.Value) {
+					t.Fatalf("seed %d: watcher %d of %v got %v, want %s@%d", seed, r.ID, span, e.Kv, want.Key, want.Mod)
+				}
+				c.next[r.ID] = want.Mod + 1
+				revs[e.Kv.ModRevision] = true
+			}
+			if len(r.Events) > 0 && (len(revs) > tiny.BatchRevisions || r.Revision < c.next[r.ID]-1) {
+				t.Fatalf("seed %d: %d revisions in one response at %d", seed, len(revs), r.Revision)
+			}
+		}
+		for range 3 {
+			clients = append(clients, &client{l.hub.NewStream(), map[int64]mvcc.Span{}, map[int64]mvcc.Revision{}})
+		}
+		spans := []mvcc.Span{{}, {Start: []byte("a"), End: []byte("bb")}, {Start: []byte("b"), End: []byte("c")}, {Start: []byte("c")},
+			mvcc.Key([]byte("a1")), {Start: []byte("b5")}}
+		for step := range 400 {
+			c := clients[rnd.IntN(len(clients))]
+			switch rnd.IntN(12) {
+			case 0:
+				if len(c.spans) < 8 {
+					id := int64(100 + step)
+					start := mvcc.Revision(1 + rnd.IntN(int(l.s.current)+3))
+					c.spans[id], c.next[id] = spans[rnd.IntN(len(spans))], start
+					for c.s.waiting() >= tiny.QueueMax { // Watch waits for room, which nobody else makes here
+						see(c, l.take(c.s))
+					}
+					if err := c.s.Watch(context.Background(), Request{ID: id, Span: c.spans[id], Start: start}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				fallthrough
+			case 1, 2: // read for a while
+				for range 20 {
+					if r, ok, err := c.s.Next(context.Background()); err != nil {
+						t.Fatal(err)
+					} else if ok {
+						see(c, r)
+					}
+				}
+			case 3:
+				r := l.regions[rnd.IntN(3)]
+				r.feed.Reset(r.CompleteThrough())
+			default:
+				r := rnd.IntN(3)
+				l.put(r, fmt.Sprintf("%c%d", 'a'+r, rnd.IntN(9)), rnd.IntN(3) == 0)
+			}
+		}
+		end := l.put(0, "a1", false)
+		for _, c := range clients {
+			for id, span := range c.spans {
+				for {
+					left := false
+					for _, v := range l.s.events {
+						left = left || v.Mod >= c.next[id] && span.Contains(v.Key)
+					}
+					if !left {
+						break
+					}
+					see(c, l.take(c.s))
+				}
+			}
+			c.s.Close()
+		}
+		if st := l.hub.Stats(); st != (Stats{Events: st.Events}) {
+			t.Fatalf("seed %d: after everything was closed at %d: %+v", seed, end, st)
+		}
+		l.hub.Close()
+	}
+}
+
+// TestRegionsDoNotWaitForEachOther: a region that stands still holds up only who watches it.
+func TestRegionsDoNotWaitForEachOther(t *testing.T) {
+	l := newLab(t, Options{})
+	s := l.hub.NewStream()
+	defer s.Close()
+	l.watch(s, 0, mvcc.Span{End: []byte("b")}) // 0: the first region
+	l.watch(s, 0, mvcc.Span{End: []byte("c")}) // 1: the first two
+	rev := l.put(0, "a", true)
+	if r := l.take(s); r.ID != 0 || r.Revision != rev || len(r.Events) != 1 {
+		t.Fatalf("%+v", r)
+	}
+	l.put(2, "c", true)
+	rev2 := l.put(0, "a", true)
+	if r := l.take(s); r.ID != 0 || r.Revision != rev2 {
+		t.Fatalf("%+v", r)
+	}
+	// The second region is heard of: both events come, in order.
+	l.regions[1].complete(rev)
+	l.hub.Poke()
+	if r := l.take(s); r.ID != 1 || r.Revision != rev {
+		t.Fatalf("%+v", r)
+	}
+	l.regions[1].complete(rev2)
+	l.hub.Poke()
+	if r := l.take(s); r.ID != 1 || r.Revision != rev2 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// TestProgressWaitsForQuietRegions: a progress request asks for word of them, does not claim more
+// than is known, and has no answer while a watcher is not served.
+func TestProgressWaitsForQuietRegions(t *testing.T) {
+	l := newLab(t, Options{ProgressWait: time.Hour})
+	s := l.hub.NewStream()
+	defer s.Close()
+	s.RequestProgress() // nobody: no answer
+	l.watch(s, 0, mvcc.Span{Start: []byte("c")})
+	rev := l.put(0, "a", true)
+	s.RequestProgress()
+	for asked := false; !asked; {
+		l.s.mu.Lock()
+		asked = l.s.demands > 0
+		l.s.mu.Unlock()
+	}
+	if r, ok, _ := s.Next(context.Background()); ok {
+		t.Fatalf("%+v before the region was heard of", r)
+	}
+	l.regions[2].complete(rev)
+	l.hub.Poke()
+	if r := l.take(s); r.ID != AllWatchers || r.Revision != rev || len(r.Events) != 0 {
+		t.Fatalf("%+v", r)
+	}
+	l.watch(s, rev+5, mvcc.Span{Start: []byte("c")})
+	s.RequestProgress() // one begins in the future: no answer
+	rev = l.put(2, "c", false)
+	if r := l.take(s); r.ID != 0 || r.Revision != rev {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// TestOutOfReach: a watch of what has no replica here, and limits, are refused in etcd's shape.
+func TestOutOfReach(t *testing.T) {
+	h := NewHub(Options{WatchersMax: 1, History: &store{}})
+	defer h.Close()
+	h.Attach(mvcc.Span{End: []byte("m")}, 1, &storeRegion{s: &store{}, through: 1})
+	s := h.NewStream()
+	defer s.Close()
+	for _, tc := range []struct {
+		span mvcc.Span
+		want error
+	}{{mvcc.Span{}, ErrNotHere}, {mvcc.Key([]byte("z")), ErrNotHere}, {mvcc.Key([]byte("a")), nil}, {mvcc.Key([]byte("b")), ErrTooMany}} {
+		if err := s.Watch(context.Background(), Request{Span: tc.span}); err != nil {
+			t.Fatal(err)
+		}
+		r, ok, err := s.Next(context.Background())
+		if err != nil || !ok || !r.Created || r.Refused != tc.want || (tc.want != nil) != (r.Canceled && r.ID == AllWatchers) {
+			t.Errorf("%v: %+v, %v; want %v", tc.span, r, err, tc.want)
+		}
+	}
+}
+
+// TestSlowClientIsBounded: whoever does not read costs no more than the limits, and others nothing.
+func TestSlowClientIsBounded(t *testing.T) {
+	l := newLab(t, tiny)
+	slow, quick := l.hub.NewStream(), l.hub.NewStream()
+	defer slow.Close()
+	defer quick.Close()
+	l.watch(slow, 0, mvcc.Span{})
+	l.watch(quick, 0, mvcc.Span{})
+	for i := range 500 {
+		rev := l.put(i%3, string(rune('a'+i%3)), false)
+		for seen := mvcc.Revision(0); seen < rev; {
+			r := l.take(quick)
+			seen = mvcc.Revision(r.Events[len(r.Events)-1].Kv.ModRevision)
+		}
+	}
+	if n := slow.waiting(); n > tiny.QueueMax {
+		t.Errorf("%d responses wait in a queue of %d", n, tiny.QueueMax)
+	}
+	if st := l.hub.Stats(); st.Behind != 1 {
+		t.Errorf("%+v: the slow watcher is not behind", st)
+	}
+	for next := int64(2); next <= 501; {
+		for _, e := range l.take(slow).Events {
+			if e.Kv.ModRevision != next {
+				t.Fatalf("event %d, want %d", e.Kv.ModRevision, next)
+			}
+			next++
+		}
+	}
+}
