@@ -163,6 +163,10 @@ func (c *Config) fill() error {
 // grpcOverheadBytes is what a message may be larger than the request limit, as in etcd.
 const grpcOverheadBytes = 512 << 10
 
+// streamWorkers are goroutines kept for requests: a new one for each request would grow its stack
+// again each time. More requests than that at one time get goroutines of their own.
+const streamWorkers = 128
+
 // Server is the gateway of one node.
 type Server struct {
 	cfg     Config
@@ -234,6 +238,7 @@ func (s *Server) buildGRPC() {
 		grpc.ChainUnaryInterceptor(prom.UnaryServerInterceptor(), s.unary),
 		grpc.ChainStreamInterceptor(prom.StreamServerInterceptor(), s.stream),
 		grpc.UnknownServiceHandler(unknownService),
+		grpc.NumStreamWorkers(streamWorkers),
 	}
 	s.grpc = grpc.NewServer(append(opts, s.cfg.ServerOptions...)...)
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -90,6 +91,11 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(signals)
 
+	if os.Getenv("GOGC") == "" {
+		// The live heap is small, because data lies in the state engine's own memory: collecting
+		// half as often costs tens of megabytes and saves about a twentieth of the CPU.
+		debug.SetGCPercent(200)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	type started struct {

@@ -15,7 +15,7 @@ const clusterVersion = "3.7.0"
 // group of the placement machine is meant.
 type clusterView struct{ n *Node }
 
-func (c *clusterView) ClusterID() uint64 { return c.n.cfg.ClusterID() }
+func (c *clusterView) ClusterID() uint64 { return c.n.cluster }
 func (c *clusterView) MemberID() uint64  { return uint64(c.n.self) }
 
 // Members lists the directory's stores; a linearizable list comes after a confirmed read point.

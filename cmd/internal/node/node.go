@@ -47,6 +47,7 @@ type Node struct {
 	tuning   tuning
 	log      *zap.Logger
 	self     raftid.StoreID
+	cluster  uint64 // the cluster's id; hashing it anew for each answer's header would show in profiles
 	members  []config.Member
 	registry *prometheus.Registry
 
@@ -103,7 +104,7 @@ func Start(ctx context.Context, cfg *config.Config) (*Node, error) {
 
 func start(ctx context.Context, cfg *config.Config, t tuning) (*Node, error) {
 	n := &Node{
-		cfg: cfg, tuning: t, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), members: cfg.Members(),
+		cfg: cfg, tuning: t, log: cfg.Log(), self: raftid.StoreID(cfg.MemberID()), cluster: cfg.ClusterID(), members: cfg.Members(),
 		registry: prometheus.NewRegistry(), fatal: make(chan error, 1),
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
