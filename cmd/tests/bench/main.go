@@ -1,9 +1,12 @@
 // Command bench compares braid with etcd on one machine and writes the result as a markdown table.
 //
-//	bench -mode puts   three nodes each, 256 clients putting, rounds in turn: puts per second, syncs
-//	                   of the log per put and node, CPU time of the servers per 1,000 puts
+//	bench -mode puts   three nodes each (-nodes), 256 clients putting (-clients), rounds in turn: puts
+//	                   per second, syncs of the log per put and node, CPU time of the servers per
+//	                   1,000 puts
 //	bench -mode load   one node each, two million keys: time from start to ready and memory after a
 //	                   kill -9
+//	bench -mode idle   three braid nodes with 1,000 regions: raft messages and CPU while nobody uses
+//	                   them
 //
 // Clients and servers share the machine, so the numbers are good for the ratio and for nothing else.
 package main
@@ -37,6 +40,7 @@ type program struct {
 type options struct {
 	mode        string
 	braid, etcd string
+	nodes       int
 	rounds      int
 	duration    time.Duration
 	clients     int
@@ -56,9 +60,10 @@ const (
 
 func main() {
 	var o options
-	flag.StringVar(&o.mode, "mode", "puts", "puts or load")
+	flag.StringVar(&o.mode, "mode", "puts", "puts, load or idle")
 	flag.StringVar(&o.braid, "braid", "", "braid binary (default: built from this repository)")
 	flag.StringVar(&o.etcd, "etcd", "", "etcd binary (default: etcd "+etcdbin.Version+")")
+	flag.IntVar(&o.nodes, "nodes", 3, "nodes of each program (mode puts)")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds per program")
 	flag.DurationVar(&o.duration, "duration", 10*time.Second, "measured time of a round, after warming up")
 	flag.IntVar(&o.clients, "clients", 256, "concurrent clients")
@@ -97,6 +102,8 @@ func run(ctx context.Context, o options) error {
 		table, err = comparePuts(ctx, o, programs)
 	case "load":
 		table, err = compareLoad(ctx, o, programs)
+	case "idle":
+		table, err = measureIdle(ctx, o, programs)
 	default:
 		err = fmt.Errorf("no mode %q", o.mode)
 	}

@@ -43,16 +43,20 @@ func comparePuts(ctx context.Context, o options, programs []program) (string, er
 		}
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, "Three nodes, %d clients on %d connections, %d B values, %d rounds of %s in turn; medians.\n\n", o.clients, o.conns, o.valueBytes, o.rounds, o.duration)
+	fmt.Fprintf(&out, "%d nodes, %d clients on %d connections, %d B values, %d rounds of %s in turn; medians, and the least and most of the rounds.\n\n", o.nodes, o.clients, o.conns, o.valueBytes, o.rounds, o.duration)
 	out.WriteString("| | puts/s | syncs per put and node | CPU s per 1,000 puts | p50 | p99 |\n|---|---|---|---|---|---|\n")
 	for _, p := range programs {
 		all := samples[p.name]
-		fmt.Fprintf(&out, "| %s | %.0f | %.3f | %.3f | %.1f ms | %.1f ms |\n", p.name,
-			median(all, func(s sample) float64 { return s.putsPerSecond }),
-			median(all, func(s sample) float64 { return s.syncsPerPut }),
-			median(all, func(s sample) float64 { return s.cpuSecondsPer1k }),
-			median(all, func(s sample) float64 { return s.p50.Seconds() * 1000 }),
-			median(all, func(s sample) float64 { return s.p99.Seconds() * 1000 }))
+		cell := func(format string, of func(sample) float64) string {
+			least, most := extremes(all, of)
+			return fmt.Sprintf(format+" ("+format+"–"+format+")", median(all, of), least, most)
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s ms | %s ms |\n", p.name,
+			cell("%.0f", func(s sample) float64 { return s.putsPerSecond }),
+			cell("%.3f", func(s sample) float64 { return s.syncsPerPut }),
+			cell("%.3f", func(s sample) float64 { return s.cpuSecondsPer1k }),
+			cell("%.1f", func(s sample) float64 { return s.p50.Seconds() * 1000 }),
+			cell("%.1f", func(s sample) float64 { return s.p99.Seconds() * 1000 }))
 	}
 	if len(programs) == 2 {
 		rate := func(s sample) float64 { return s.putsPerSecond }
@@ -74,6 +78,14 @@ func median(samples []sample, of func(sample) float64) float64 {
 	return values[len(values)/2]
 }
 
+func extremes(samples []sample, of func(sample) float64) (least, most float64) {
+	least, most = of(samples[0]), of(samples[0])
+	for _, s := range samples[1:] {
+		least, most = min(least, of(s)), max(most, of(s))
+	}
+	return least, most
+}
+
 // usage is the servers' counters at a moment.
 type usage struct {
 	cpu   time.Duration
@@ -82,7 +94,7 @@ type usage struct {
 
 // puts runs one round on a fresh cluster.
 func puts(ctx context.Context, o options, p program) (s sample, err error) {
-	cluster, stop, err := startCluster(ctx, o, p, 3)
+	cluster, stop, err := startCluster(ctx, o, p, o.nodes)
 	if err != nil {
 		return s, err
 	}
