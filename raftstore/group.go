@@ -52,6 +52,9 @@ type GroupConfig struct {
 	// back (the shell calls it). Nil: no bound beyond one for each group.
 	AcquireSnapshot func() bool
 	ReleaseSnapshot func()
+	// Full says that too much waits for the disk: then nothing new is taken into the log, neither
+	// proposals, which get ErrDropped, nor a leader's appends, which raft repeats. Nil: never.
+	Full func() bool
 	// Durable is told, from the log's writer and in order, that the record with this token is
 	// durable. It must hand the token to Input.Durable, must not block, and must not call back.
 	Durable func(token uint64)
@@ -405,6 +408,9 @@ func (g *Group) step(m *raftpb.Message) {
 	if m.GetTo() != uint64(g.cfg.Replica) || !g.accepted(t) {
 		return
 	}
+	if t == raftpb.MsgApp && len(m.GetEntries()) > 0 && g.full() {
+		return // the log's queue is bounded; the leader sends it again
+	}
 	if g.asleep && t == raftpb.MsgHeartbeatResp && m.GetTerm() == g.term && len(m.GetContext()) == 0 {
 		return // the answer to the last heartbeat before we slept says nothing new
 	}
@@ -421,6 +427,8 @@ func (g *Group) step(m *raftpb.Message) {
 		g.cfg.Logger.Debugf("step %s from %d: %v", t, m.GetFrom(), err)
 	}
 }
+
+func (g *Group) full() bool { return g.cfg.Full != nil && g.cfg.Full() }
 
 // GroupStatus is a replica's state at a glance.
 type GroupStatus struct {

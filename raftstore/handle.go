@@ -65,6 +65,9 @@ func (g *Group) Propose(data []byte) (index, term uint64, err error) {
 		}
 		return 0, 0, ErrDropped
 	}
+	if g.full() {
+		return 0, 0, ErrDropped
+	}
 	g.wake()
 	if err := g.rn.Propose(data); err != nil {
 		return 0, 0, ErrDropped

@@ -27,7 +27,6 @@ type toy struct {
 	durable      wal.Position
 	durableState []string
 	conf         *raftpb.ConfState
-	confIndex    uint64
 
 	truncate    uint64 // to be asked for in the next Work
 	checkpoints bool   // lives in memory: state is in the log's checkpoint

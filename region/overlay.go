@@ -8,11 +8,10 @@ import (
 	"braid/mvcc"
 )
 
-// number is the revision of a command: unknown from evaluation until apply. ord places unknown
-// ones among each other; every unknown one is above every known one.
+// number is the revision of a command: unknown from evaluation until apply. Every unknown one is
+// above every known one.
 type number struct {
 	rev mvcc.Revision // 0 while unknown
-	ord uint64
 }
 
 // revision is a version's mod or create revision: a known one, or a number to come.

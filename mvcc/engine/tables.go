@@ -18,16 +18,15 @@ const tableBytesMax = 64 << 20
 // tables writes a sorted sequence of records into as many tables as it needs. Memory is one
 // table's index and filter.
 type tables struct {
-	fs      vfs.FS
-	popt    *pebble.Options
-	format  sstable.TableFormat
-	name    func(n int) string
-	paths   []string
-	w       *sstable.Writer
-	written int
-	bytes   int64 // in the open table
-	max     int64
-	last    []byte // prefix of the last key: a key's versions stay in one table
+	fs     vfs.FS
+	popt   *pebble.Options
+	format sstable.TableFormat
+	name   func(n int) string
+	paths  []string
+	w      *sstable.Writer
+	bytes  int64 // in the open table
+	max    int64
+	last   []byte // prefix of the last key: a key's versions stay in one table
 }
 
 func (t *tables) writer(key []byte) (*sstable.Writer, error) {

@@ -115,7 +115,6 @@ type replay struct {
 	l      *Log
 	segs   []*segment
 	first  uint32
-	ids    []uint64 // log id in each segment's header; known[i] says whether it has one
 	known  []bool
 	win    window
 	at     int    // the segment that holds the end of what was read

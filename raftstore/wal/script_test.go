@@ -28,7 +28,6 @@ func TestScripts(t *testing.T) {
 
 type script struct {
 	fs *walmem.FS
-	o  wal.Options
 	l  *wal.Log
 }
 

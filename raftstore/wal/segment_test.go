@@ -18,7 +18,7 @@ func TestStragglers(t *testing.T) {
 	fs := walmem.New()
 	o := wal.Options{SegmentBytes: 64 << 10, SegmentsKept: 3, CacheBytes: 1}
 	l := open(t, fs, o)
-	want := map[raftid.GroupID]string{}
+	var want map[raftid.GroupID]string
 	for id := raftid.GroupID(2); id < 20; id++ {
 		g := l.Group(id)
 		for i := uint64(1); i <= 5; i++ {

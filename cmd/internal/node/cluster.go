@@ -42,6 +42,9 @@ func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Mem
 }
 
 func (c *clusterView) Leader() uint64 {
+	if c.n.cutOff() {
+		return 0
+	}
 	l, _ := c.n.oracle.Leader()
 	return uint64(l)
 }

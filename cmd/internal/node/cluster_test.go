@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"braid/cmd/internal/config"
-	"braid/pd/pdpb"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -255,21 +253,6 @@ func (c *testCluster) eventually(what string, ok func() bool) {
 			c.t.Fatalf("in vain waited until %s", what)
 		}
 	}
-}
-
-// leader is the node that leads a region; nil while there is none.
-func (c *testCluster) leader(id pdpb.RegionID) *testNode {
-	i := slices.IndexFunc(c.nodes, func(n *testNode) bool {
-		if n.n == nil {
-			return false
-		}
-		h := n.n.regions.get(id)
-		return h != nil && h.Leading()
-	})
-	if i < 0 {
-		return nil
-	}
-	return c.nodes[i]
 }
 
 // goleakNow checks that nothing of a stopped node runs any more.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"time"
 
 	etcdtransport "go.etcd.io/etcd/client/pkg/v3/transport"
 	"google.golang.org/grpc"
@@ -44,6 +43,7 @@ func (n *Node) listen(u url.URL, info *etcdtransport.TLSInfo) (boundListener, er
 		if b.tls, err = info.ServerConfig(); err != nil {
 			return b, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
 		}
+		info.ConfigureCRLVerification(b.tls)
 	}
 	return b, nil
 }
@@ -72,8 +72,32 @@ func (n *Node) listenClients() ([]boundListener, error) {
 	return n.listenAll(n.cfg.ListenClientURLs, &n.cfg.ClientTLS)
 }
 
+// listenPeers binds the peers' listeners. On TCP etcd's own listener does their handshakes, below
+// gRPC: it compares the addresses in a peer's certificate with where the peer calls from, unless
+// --peer-skip-client-san-verification, and refuses revoked certificates.
 func (n *Node) listenPeers() ([]boundListener, error) {
-	return n.listenAll(n.cfg.ListenPeerURLs, &n.cfg.PeerTLS)
+	var ls []boundListener
+	for _, u := range n.cfg.ListenPeerURLs {
+		if u.Scheme != "https" || n.cfg.PeerTLS.Empty() {
+			l, err := n.listen(u, &n.cfg.PeerTLS)
+			if err != nil {
+				return nil, err
+			}
+			ls = append(ls, l)
+			continue
+		}
+		l, err := etcdtransport.NewListenerWithOpts(u.Host, u.Scheme, etcdtransport.WithSocketOpts(&n.cfg.SocketOpts), etcdtransport.WithTLSInfo(&n.cfg.PeerTLS))
+		if err != nil {
+			return nil, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
+		}
+		n.onClose(func(context.Context) error {
+			// Closed by its server already, if that was started.
+			_ = l.Close()
+			return nil
+		})
+		ls = append(ls, boundListener{Listener: l})
+	}
+	return ls, nil
 }
 
 // listenMetrics binds the pages' own listeners, whose handshakes are done below HTTP.
@@ -106,6 +130,3 @@ func urlStrings(urls []url.URL) []string {
 	}
 	return s
 }
-
-// peerDialTimeout bounds one attempt to connect to another node.
-const peerDialTimeout = 5 * time.Second
