@@ -166,8 +166,23 @@ func (r *Replica) Update(_ raftstore.Handle, u raftstore.Update) {
 			r.queue = nil
 		}
 	}
+	if len(u.Appended) > 0 {
+		r.replaced(u.Appended[0].GetIndex(), u.Appended[0].GetTerm())
+	}
 	for _, s := range u.ReadStates {
 		r.reads.Confirmed(s.RequestCtx, s.Index)
+	}
+}
+
+// replaced answers those whose proposals were cut off this log by an entry of another term at
+// index or below. Another member may still hold and commit what was cut off here, so they cannot
+// know (E6); waiting for the index to be applied could take for ever in an idle log.
+func (r *Replica) replaced(index, term uint64) {
+	for n := len(r.proposed); n > 0 && r.proposed[n-1].index >= index && r.proposed[n-1].term != term; n-- {
+		for _, q := range r.proposed[n-1].requests {
+			r.answerEvent(q, order.EventResult{}, order.ErrUnknown)
+		}
+		r.proposed = r.proposed[:n-1]
 	}
 }
 
@@ -378,15 +393,7 @@ func (r *Replica) propose(h raftstore.Handle) {
 			p.at = r.cfg.Now()
 		}
 		r.queue = r.queue[:copy(r.queue, r.queue[n:])]
-		// What was proposed in an older term at or above this index was cut off the log; its
-		// place is taken by this entry.
-		for len(r.proposed) > 0 && r.proposed[len(r.proposed)-1].index >= index {
-			old := r.proposed[len(r.proposed)-1]
-			r.proposed = r.proposed[:len(r.proposed)-1]
-			for _, q := range old.requests {
-				r.answerEvent(q, order.EventResult{}, r.notLeader())
-			}
-		}
+		r.replaced(index, term)
 		r.proposed = append(r.proposed, p)
 	}
 }

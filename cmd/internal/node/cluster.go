@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"braid/pd/pdpb"
 	"braid/raftstore/raftid"
 )
 
@@ -21,8 +23,11 @@ func (c *clusterView) MemberID() uint64  { return uint64(c.n.self) }
 // Members lists the directory's stores; a linearizable list comes after a confirmed read point.
 func (c *clusterView) Members(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
 	if linearizable {
-		// The directory here is at least as new: it came with the cuts before the point.
-		if _, err := c.n.oracle.ReadPoint(ctx); err != nil {
+		p, err := c.n.oracle.ReadPoint(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := c.n.awaitCut(ctx, p.Cut); err != nil {
 			return nil, err
 		}
 	}
@@ -79,6 +84,27 @@ func (c *clusterView) Alarms() []*pb.AlarmMember { return nil }
 func (c *clusterView) IsLearner() bool           { return false }
 func (c *clusterView) ClusterVersion() string    { return clusterVersion }
 func (c *clusterView) StorageVersion() string    { return clusterVersion }
+
+// awaitCut waits until the stream from pd has brought everything through a cut. On a node with a
+// member of pd the directory of that time comes before it; others fetch it right after.
+func (n *Node) awaitCut(ctx context.Context, cut pdpb.Cut) error {
+	if n.oracle.Mark().Cut >= cut {
+		return nil
+	}
+	if o, ok := n.oracle.(*multiOracle); ok {
+		o.client.WantMark(cut)
+	}
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for n.oracle.Mark().Cut < cut {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
 
 // appliedIndex is the applied index of the group whose state Status reports.
 func (n *Node) appliedIndex() uint64 {
