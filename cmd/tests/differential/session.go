@@ -47,6 +47,7 @@ type Session struct {
 	world  world
 	// compactedZero: a Compact(0) succeeded (see acceptedDifferences).
 	compactedZero bool
+	compactions   map[int64]bool // revisions that were compacted at (likewise)
 	stats         Stats
 	steps         int
 }
@@ -270,6 +271,10 @@ func (s *Session) learn(r Request, want Answer) {
 	if m, ok := r.Msg.(*pb.CompactionRequest); ok {
 		s.world.compact = m.Revision
 		s.compactedZero = s.compactedZero || m.Revision == 0
+		if s.compactions == nil {
+			s.compactions = map[int64]bool{}
+		}
+		s.compactions[m.Revision] = true
 	}
 }
 
