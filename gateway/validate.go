@@ -160,7 +160,9 @@ var everything = adt.NewStringAffineInterval("\x00", "")
 // only one of them runs. Deletes may overlap.
 //
 // The intervals are etcd's own tree, because the answer for ranges whose end lies below their start
-// (an end of "\x00", "everything from here on", is one) depends on how that tree searches.
+// depends on how that tree searches. An end of "\x00" means "everything from here on"; etcd 3.7
+// takes it for such an inverted range and lets a key have two events at one revision, which its
+// later releases refuse, and so does this.
 func writesOf(ops []*pb.RequestOp) (writes, error) {
 	w := writes{puts: make(map[string]struct{}), deletes: adt.NewIntervalTree()}
 	for _, op := range ops {
@@ -169,7 +171,11 @@ func writesOf(ops []*pb.RequestOp) (writes, error) {
 			if len(d.RangeEnd) == 0 {
 				w.deletes.Insert(adt.NewStringAffinePoint(string(d.Key)), struct{}{})
 			} else {
-				w.deletes.Insert(adt.NewStringAffineInterval(string(d.Key), string(d.RangeEnd)), struct{}{})
+				end := string(d.RangeEnd)
+				if end == "\x00" {
+					end = "" // the tree's infinity
+				}
+				w.deletes.Insert(adt.NewStringAffineInterval(string(d.Key), end), struct{}{})
 			}
 		}
 	}

@@ -123,6 +123,8 @@ func TestCheckDuplicates(t *testing.T) {
 		{"two puts in an inner of an inner", ops(opTxn(nil, ops(opTxn(ops(opPut("a"), opPut("a")), nil)))), true},
 		{"put, and deep inside", ops(opPut("a"), opTxn(nil, ops(opTxn(ops(opPut("a")), nil)))), true},
 		{"empty range", ops(opDel("b", "a"), opPut("b")), false},
+		{"put inside a range without end", ops(opDel("a", "\x00"), opPut("b")), true},
+		{"put before a range without end", ops(opDel("b", "\x00"), opPut("a")), false},
 	} {
 		for side, req := range map[string]*pb.TxnRequest{"success": {Success: c.ops}, "failure": {Failure: c.ops}} {
 			var want error

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -166,6 +167,9 @@ func (s *Session) Step(ctx context.Context, symbolic Request) (*Difference, erro
 	s.steps++
 	s.stats.Requests++
 	r := s.world.resolve(symbolic)
+	if d, withheld := s.deletesAndPuts(ctx, r); d != nil || withheld {
+		return d, ctx.Err()
+	}
 	if d, withheld := s.crossRegion(ctx, r); d != nil || withheld {
 		return d, ctx.Err()
 	}
@@ -256,6 +260,64 @@ func (s *Session) crossRegion(ctx context.Context, r Request) (d *Difference, wi
 		return d, true
 	}
 	return s.compare(ctx, r, want, s.one), true
+}
+
+// deletesAndPuts handles transactions that delete to the end of the key space and put a key of that
+// range. etcd 3.7 gives that key two events at one revision, later releases refuse it as a
+// duplicate key, and so must both other stores, while etcd is not asked.
+func (s *Session) deletesAndPuts(ctx context.Context, r Request) (d *Difference, withheld bool) {
+	m, ok := r.Msg.(*pb.TxnRequest)
+	if !ok || !deletesWhatItPuts(m) {
+		return nil, false
+	}
+	s.stats.Withheld++
+	for _, ops := range [][]*pb.RequestOp{m.Success, m.Failure} {
+		for _, op := range ops {
+			if op.GetRequestTxn() != nil {
+				return nil, true // whether it is refused depends on the order of the inner ones
+			}
+		}
+	}
+	for _, t := range []*Target{s.one, s.many} {
+		if got := t.Do(ctx, r); got.Code != codes.InvalidArgument {
+			return &Difference{Request: r, Store: t.Name, Got: got, Why: "a key that is deleted and put was not refused"}, true
+		}
+	}
+	return nil, true
+}
+
+// deletesWhatItPuts says whether a branch, with everything inside it, has a delete with the end
+// "\x00" and a put at or above its key. It errs on the side of yes where only one of two inner
+// branches runs; static checks do too.
+func deletesWhatItPuts(t *pb.TxnRequest) bool {
+	for _, branch := range [][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		var lowest []byte // of the deletes
+		var highest []byte
+		found := false
+		var walk func(ops []*pb.RequestOp)
+		walk = func(ops []*pb.RequestOp) {
+			for _, op := range ops {
+				switch x := op.GetRequest().(type) {
+				case *pb.RequestOp_RequestDeleteRange:
+					if d := x.RequestDeleteRange; string(d.GetRangeEnd()) == "\x00" && (!found || bytes.Compare(d.Key, lowest) < 0) {
+						lowest, found = d.Key, true
+					}
+				case *pb.RequestOp_RequestPut:
+					if k := x.RequestPut.GetKey(); bytes.Compare(k, highest) > 0 {
+						highest = k
+					}
+				case *pb.RequestOp_RequestTxn:
+					walk(x.RequestTxn.GetSuccess())
+					walk(x.RequestTxn.GetFailure())
+				}
+			}
+		}
+		walk(branch)
+		if found && bytes.Compare(highest, lowest) >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // learn keeps the world up to date from the reference's answer.
