@@ -89,9 +89,12 @@ func (r reader) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Sp
 	b := getBuf()
 	defer b.release()
 	var v mvcc.Version
-	err := r.walkIndex(ctx, from, to, span, func(versions *pebble.Iterator, rev mvcc.Revision, _ int64, key []byte) error {
+	err := r.walkIndex(ctx, from, to, span, func(versions *pebble.Iterator, rev mvcc.Revision, sub int64, key []byte) error {
 		if err := versionAt(versions, b, key, rev, &v); err != nil {
 			return err
+		}
+		if v.Sub != sub {
+			return nil // its transaction wrote the key again: the last write is the version
 		}
 		return fn(&v)
 	})
@@ -114,7 +117,7 @@ func (r reader) HashSpan(ctx context.Context, span mvcc.Span, from, at, floor mv
 	defer b.release()
 	var v mvcc.Version
 	var rec mvcc.HashRecord
-	err = r.walkIndex(ctx, from, at, span, func(versions *pebble.Iterator, rev mvcc.Revision, _ int64, key []byte) error {
+	err = r.walkIndex(ctx, from, at, span, func(versions *pebble.Iterator, rev mvcc.Revision, sub int64, key []byte) error {
 		newest, err := newestAt(versions, b, key, at)
 		if err != nil {
 			return err
@@ -132,6 +135,9 @@ func (r reader) HashSpan(ctx context.Context, span mvcc.Span, from, at, floor mv
 		}
 		if err := versionAt(versions, b, key, rev, &v); err != nil {
 			return err
+		}
+		if v.Sub != sub {
+			return nil // its transaction wrote the key again: the last write is the version
 		}
 		if v.Tombstone() {
 			if rev <= floor {
