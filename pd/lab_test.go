@@ -157,7 +157,7 @@ func (n *labNode) onApply(index, _ uint64, _ *Entry, res Result) {
 	}
 	for _, it := range res.Cut.Items {
 		key := [2]uint64{uint64(it.Region), it.N}
-		if old, ok := l.items[key]; ok && old != it {
+		if old, ok := l.items[key]; ok && !old.Equal(&it) {
 			l.fail("I3: members differ: %v and %v", &old, &it)
 		}
 		l.items[key] = it

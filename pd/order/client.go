@@ -353,6 +353,14 @@ func (c *Client) RaiseFence(ctx context.Context) (pdpb.Fence, error) {
 	return r.Mark.Fence, err
 }
 
+// Abort aborts an attempt of a transaction unless it is decided, and says how it was decided:
+// ErrAborted, or nil with the revision of its commit. Other errors leave the outcome open;
+// ErrForgotten is final.
+func (c *Client) Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.Revision, error) {
+	r, err := c.Propose(ctx, Event{Kind: EventAbort, Attempt: attempt})
+	return r.Rev, err
+}
+
 // AllocIDs returns the first of n consecutive ids that nobody else gets.
 func (c *Client) AllocIDs(ctx context.Context, n uint64) (first uint64, err error) {
 	r, err := c.Propose(ctx, Event{Kind: EventAllocIDs, N: n})

@@ -193,7 +193,8 @@ func repeatable(e *Event, r *Reply) bool {
 			return false
 		}
 	}
-	return e.Kind == EventAllocIDs || e.Kind == EventRegisterStore || e.Kind == EventRaiseFence
+	return e.Kind == EventAllocIDs || e.Kind == EventRegisterStore || e.Kind == EventRaiseFence ||
+		e.Kind == EventAbort
 }
 
 func (c *ClientCore) leaderAnswered(r *Reply) {

@@ -24,6 +24,7 @@ type Core struct {
 	regions []regionOrder // by id; new ids are higher than old ones, so it grows at its end
 	hint    int           // where the last region was found: cuts ask in ascending order
 	held    int           // retained items, all regions
+	txns    txns          // attempts over several regions
 
 	// Mutants is a test hook; it must not change while cuts are applied.
 	Mutants Mutants
@@ -191,6 +192,7 @@ type CutResult struct {
 	Events    []EventResult // one for each event
 	Revisions uint64        // given out by this cut
 	Forgotten int           // items
+	Decided   []pdpb.Decision
 	Rejected  []Rejection
 }
 
@@ -204,6 +206,9 @@ func (r *CutResult) String() string {
 	b.WriteByte('\n')
 	for i := range r.Items {
 		fmt.Fprintf(&b, "  item %v\n", &r.Items[i])
+	}
+	for _, d := range r.Decided {
+		fmt.Fprintf(&b, "  decided %v\n", d)
 	}
 	for i := range r.Events {
 		fmt.Fprintf(&b, "  event %v\n", &r.Events[i])
@@ -224,6 +229,10 @@ func (c *Core) Apply(p *CutProposal) CutResult {
 		res.Items = make([]pdpb.Item, 0, len(p.Parts))
 	}
 	var last pdpb.RegionID
+	early := map[pdpb.RegionID][]pdpb.Decision(nil)
+	if c.Mutants.DecisionsFirst {
+		early = c.decideEarly(p, &res)
+	}
 	for i := range p.Parts {
 		r := &p.Parts[i]
 		if r.Region <= last && i > 0 {
@@ -238,6 +247,9 @@ func (c *Core) Apply(p *CutProposal) CutResult {
 		switch v {
 		case Moves:
 			res.Forgotten += c.forget(g, r.Sealed) // first: the new item takes the freed place
+			if !c.Mutants.DecisionsFirst {
+				c.enter(g, r)
+			}
 			res.Items = append(res.Items, c.move(g, r))
 		case Seals:
 			res.Forgotten += c.forget(g, r.Sealed)
@@ -246,8 +258,20 @@ func (c *Core) Apply(p *CutProposal) CutResult {
 			res.Rejected = append(res.Rejected, Rejection{r.Region, v})
 		}
 	}
+	if len(p.Events) > 0 {
+		res.Events = make([]EventResult, len(p.Events))
+	}
+	// After the entries: a participant's prepare in this cut is applied before its decision, and
+	// whoever was ordered in this cut did not see what it decides (P3).
+	if c.Mutants.DecisionsFirst {
+		c.attach(&res, early)
+	} else {
+		c.decide(p, &res)
+	}
 	for i := range p.Events {
-		res.Events = append(res.Events, c.event(&p.Events[i]))
+		if p.Events[i].Kind != EventAbort {
+			res.Events[i] = c.event(&p.Events[i])
+		}
 	}
 	if c.rev < before {
 		panic(fmt.Sprintf("order: revision fell from %d to %d in cut %d (I1)", before, c.rev, c.cut))
@@ -370,5 +394,6 @@ func (c *Core) String() string {
 		}
 		b.WriteByte('\n')
 	}
+	c.txns.print(&b)
 	return b.String()
 }

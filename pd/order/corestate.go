@@ -7,7 +7,7 @@ import (
 	"braid/pd/pdpb"
 )
 
-const coreVersion = 1
+const coreVersion = 2
 
 // AppendState appends the encoding of the whole state, the same bytes for equal states.
 func (c *Core) AppendState(b []byte) []byte {
@@ -30,7 +30,7 @@ func (c *Core) AppendState(b []byte) []byte {
 			b = g.items[i].Append(b)
 		}
 	}
-	return b
+	return c.txns.append(b)
 }
 
 // ReadCore reads a state at d's place.
@@ -63,6 +63,7 @@ func ReadCore(d *pdpb.Dec) *Core {
 		c.regions = append(c.regions, g)
 		c.held += m
 	}
+	c.txns = readTxns(d)
 	return c
 }
 

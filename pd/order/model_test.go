@@ -2,7 +2,9 @@ package order
 
 import (
 	"fmt"
+	"maps"
 	"math/rand"
+	"slices"
 	"testing"
 
 	"braid/mvcc"
@@ -14,6 +16,7 @@ type modelEntry struct {
 	consumes uint64
 	stamp    pdpb.Fence
 	term     uint64
+	prepare  *pdpb.Fact // its index is set when it is reported
 }
 
 // modelRegion knows a region's whole log, and which entries have their place.
@@ -27,9 +30,11 @@ type modelRegion struct {
 
 // model is the stupid order: it recounts every entry of every region for every cut.
 type model struct {
-	regions []modelRegion // region i has id i+2
-	rev     mvcc.Revision
-	fence   pdpb.Fence
+	regions  []modelRegion // region i has id i+2
+	rev      mvcc.Revision
+	fence    pdpb.Fence
+	prepared map[pdpb.AttemptID]map[pdpb.RegionID]pdpb.Fact // ordered and not void
+	ended    map[pdpb.AttemptID]bool
 }
 
 // report makes the report a replica would make that applied the items through item number have
@@ -53,12 +58,19 @@ func (m *model) report(id int, have int, upto uint64, sealed uint64) pdpb.Report
 		} else {
 			r.Runs = append(r.Runs, pdpb.Run{Index: i, Stamp: e.stamp, Cum: r.Cum})
 		}
+		if e.prepare != nil {
+			f := *e.prepare
+			f.Index, f.Stamp = i, e.stamp
+			r.Facts = append(r.Facts, f)
+		}
 	}
 	return r
 }
 
 // cut orders everything that the parts name, and returns the items by recounting.
-func (m *model) cut(cut pdpb.Cut, parts []pdpb.Report) (items []pdpb.Item) {
+func (m *model) cut(cut pdpb.Cut, parts []pdpb.Report, events []Event) (items []pdpb.Item) {
+	var late []pdpb.RegionID
+	var lateOf []pdpb.AttemptID
 	for _, p := range parts {
 		g := &m.regions[p.Region-2]
 		if p.Upto <= g.ordered {
@@ -72,6 +84,17 @@ func (m *model) cut(cut pdpb.Cut, parts []pdpb.Report) (items []pdpb.Item) {
 			it.Cum += e.consumes
 			if uint64(i) >= g.ordered && e.stamp >= m.fence {
 				it.Count += e.consumes
+				if f := e.prepare; f != nil {
+					if m.prepared[f.Attempt] == nil {
+						m.prepared[f.Attempt] = map[pdpb.RegionID]pdpb.Fact{}
+					}
+					m.prepared[f.Attempt][p.Region] = *f
+					if m.ended[f.Attempt] {
+						delete(m.prepared[f.Attempt], p.Region)
+						late = append(late, pdpb.RegionID(p.Region))
+						lateOf = append(lateOf, f.Attempt)
+					}
+				}
 			}
 		}
 		m.rev += mvcc.Revision(it.Count)
@@ -79,6 +102,50 @@ func (m *model) cut(cut pdpb.Cut, parts []pdpb.Report) (items []pdpb.Item) {
 		g.items = append(g.items, it)
 		items = append(items, it)
 	}
+	tell := func(id pdpb.RegionID, d pdpb.Decision) {
+		g := &m.regions[id-2]
+		i := slices.IndexFunc(items, func(it pdpb.Item) bool { return it.Region == id })
+		if i < 0 {
+			it := pdpb.Item{Region: id, N: uint64(len(g.items) + 1), Cut: cut, Upto: g.ordered, Base: m.rev, Fence: m.fence}
+			for _, e := range g.log[:g.ordered] {
+				it.Cum += e.consumes
+				it.UptoTerm = e.term
+			}
+			i = len(items)
+			items, g.items = append(items, it), append(g.items, it)
+		}
+		items[i].Decisions = append(items[i].Decisions, d)
+		g.items[len(g.items)-1] = items[i]
+	}
+	end := func(id pdpb.AttemptID, d pdpb.Decision) {
+		for _, r := range slices.Sorted(maps.Keys(m.prepared[id])) {
+			tell(r, d)
+		}
+		m.ended[id] = true
+	}
+	for _, e := range events {
+		if e.Kind == EventAbort && !m.ended[e.Attempt] {
+			end(e.Attempt, pdpb.Decision{Attempt: e.Attempt})
+		}
+	}
+	for i, id := range late {
+		tell(id, pdpb.Decision{Attempt: lateOf[i]})
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.prepared)) {
+		facts, writes := m.prepared[id], false
+		all := len(facts) > 0 && !m.ended[id]
+		for _, f := range facts {
+			all = all && len(facts) == len(f.Participants)
+			writes = writes || f.Writes
+		}
+		if all {
+			if writes {
+				m.rev++
+			}
+			end(id, pdpb.Decision{Attempt: id, Commit: true, Rev: m.rev})
+		}
+	}
+	slices.SortFunc(items, func(a, b pdpb.Item) int { return int(a.Region) - int(b.Region) })
 	return items
 }
 
@@ -94,7 +161,8 @@ func TestCoreAgainstModel(t *testing.T) {
 
 // TestModelCatches shows that the test above can fail.
 func TestModelCatches(t *testing.T) {
-	for name, mut := range map[string]Mutants{"delta": {Delta: true}, "no fence": {NoFence: true}, "forget all": {ForgetAll: true}} {
+	for name, mut := range map[string]Mutants{"delta": {Delta: true}, "no fence": {NoFence: true}, "forget all": {ForgetAll: true},
+		"decisions first": {DecisionsFirst: true}} {
 		caught := 0
 		for seed := range int64(10) {
 			if coreAgainstModel(seed, 400, mut) != nil {
@@ -114,7 +182,10 @@ func coreAgainstModel(seed int64, steps int, mut Mutants) (err error) {
 		}
 	}()
 	rnd := rand.New(rand.NewSource(seed))
-	m := &model{regions: make([]modelRegion, 1+rnd.Intn(6)), rev: FirstRevision}
+	m := &model{regions: make([]modelRegion, 1+rnd.Intn(6)), rev: FirstRevision,
+		prepared: map[pdpb.AttemptID]map[pdpb.RegionID]pdpb.Fact{}, ended: map[pdpb.AttemptID]bool{}}
+	attempt := 0
+	todo := map[pdpb.RegionID][]pdpb.Fact{} // what participants have not prepared
 	core, member := NewCore(), NewCore()
 	core.Mutants, member.Mutants = mut, mut
 	for i := range m.regions {
@@ -130,6 +201,28 @@ func coreAgainstModel(seed int64, steps int, mut Mutants) (err error) {
 				e := modelEntry{consumes: uint64(rnd.Intn(3)), stamp: m.fence, term: uint64(1 + step/50)}
 				if rnd.Intn(3) == 0 && len(g.log) > 0 {
 					e.stamp = g.log[len(g.log)-1].stamp // its leader has not heard of a raise
+				}
+				if rnd.Intn(6) == 0 { // a new attempt, or one that somebody else began
+					if attempt == 0 || rnd.Intn(2) == 0 {
+						attempt++
+						f := pdpb.Fact{Attempt: pdpb.AttemptID(attempt)}
+						for id := range m.regions {
+							if rnd.Intn(3) > 0 {
+								f.Participants = append(f.Participants, pdpb.RegionID(id+2))
+							}
+						}
+						for _, id := range f.Participants {
+							todo[id] = append(todo[id], f)
+						}
+					}
+					id := pdpb.RegionID(i + 2)
+					if k := len(todo[id]); k > 0 {
+						j := rnd.Intn(k)
+						f := todo[id][j]
+						todo[id] = slices.Delete(todo[id], j, j+1)
+						f.Writes = rnd.Intn(2) == 0
+						e.prepare, e.consumes = &f, 0
+					}
 				}
 				g.log = append(g.log, e)
 			}
@@ -155,18 +248,23 @@ func coreAgainstModel(seed int64, steps int, mut Mutants) (err error) {
 		if rnd.Intn(10) == 0 {
 			p.Events = append(p.Events, Event{Kind: EventRaiseFence})
 		}
-		want := m.cut(core.Mark().Cut+1, p.Parts)
+		for rnd.Intn(4) == 0 && attempt > 0 {
+			p.Events = append(p.Events, Event{Kind: EventAbort, Attempt: pdpb.AttemptID(1 + rnd.Intn(attempt))})
+		}
+		want := m.cut(core.Mark().Cut+1, p.Parts, p.Events)
 		got := core.Apply(p)
 		if len(got.Items) != len(want) {
 			return fmt.Errorf("step %d: %d items, want %d\n%s%s", step, len(got.Items), len(want), p, &got)
 		}
 		for i := range want {
-			if got.Items[i] != want[i] {
+			if !got.Items[i].Equal(&want[i]) {
 				return fmt.Errorf("step %d: item %v, want %v", step, &got.Items[i], &want[i])
 			}
 		}
-		if len(p.Events) > 0 {
-			m.fence++
+		for _, e := range p.Events {
+			if e.Kind == EventRaiseFence {
+				m.fence++
+			}
 		}
 		if got.Mark.Rev != m.rev || got.Mark.Fence != m.fence {
 			return fmt.Errorf("step %d: mark %v, want revision %d, fence %d", step, got.Mark, m.rev, m.fence)
@@ -179,7 +277,7 @@ func coreAgainstModel(seed int64, steps int, mut Mutants) (err error) {
 			g := &m.regions[part.Region-2]
 			for _, it := range g.items {
 				held := core.AppendItems(nil, it.Region, it.N-1)
-				if it.N > g.sealed && (len(held) == 0 || held[0] != it) {
+				if it.N > g.sealed && (len(held) == 0 || !held[0].Equal(&it)) {
 					return fmt.Errorf("step %d: item %v is lost", step, &it)
 				}
 			}

@@ -42,6 +42,10 @@ var (
 	ErrFutureRevision = errors.New("order: future revision")
 	// ErrOverloaded: a bounded queue is full. Nothing was executed.
 	ErrOverloaded = errors.New("order: too many requests")
+	// ErrAborted: the attempt is aborted, for ever.
+	ErrAborted = errors.New("order: attempt aborted")
+	// ErrForgotten: the attempt was decided, one way or the other, and forgotten since.
+	ErrForgotten = errors.New("order: attempt forgotten")
 	// ErrClosed: the client or replica was closed.
 	ErrClosed = errors.New("order: closed")
 	// ErrNotSubscribed: the region has no replica registered here.
@@ -83,4 +87,12 @@ type Mutants struct {
 	EarlyRead bool
 	// ForgetAll: an item is forgotten as soon as it was made (P4).
 	ForgetAll bool
+	// DecisionsFirst: decisions come before the entries of their cut (P3).
+	DecisionsFirst bool
+	// FactsAsLevel: a prepared attempt counts whenever a report lists it, not once as a fact of an
+	// interval (P2, A4).
+	FactsAsLevel bool
+	// DecidedMax, when it is not zero, is how many decisions are remembered. It drops no rule: with
+	// a short memory tests reach what happens to forgotten attempts.
+	DecidedMax int
 }

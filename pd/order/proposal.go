@@ -21,6 +21,9 @@ const (
 	EventAllocIDs
 	// EventRegisterStore adds or replaces a store.
 	EventRegisterStore
+	// EventAbort aborts the attempt unless it is decided, and tells what it came to. Aborts take
+	// effect before attempts complete in the same cut (P3, T3).
+	EventAbort
 )
 
 // Event is one of pd's own decisions. Events are placed after the entries of their cut (P3), in
@@ -30,6 +33,8 @@ type Event struct {
 	Rev   mvcc.Revision // EventCompact
 	N     uint64        // EventAllocIDs: how many, 1..AllocIDsMax
 	Store pdpb.Store    // EventRegisterStore
+	// Attempt is what an EventAbort is about.
+	Attempt pdpb.AttemptID
 }
 
 // AllocIDsMax bounds one EventAllocIDs.
@@ -46,6 +51,8 @@ func (e *Event) String() string {
 		return fmt.Sprintf("alloc-ids %d", e.N)
 	case EventRegisterStore:
 		return "register-store " + e.Store.String()
+	case EventAbort:
+		return fmt.Sprintf("abort t%d", e.Attempt)
 	}
 	return fmt.Sprintf("event(%d)", e.Kind)
 }
@@ -61,6 +68,11 @@ const (
 	Future
 	// Refused: pd's state forbids it.
 	Refused
+	// Aborted, Committed and Forgotten answer an EventAbort. Forgotten says that the attempt was
+	// decided too long ago, so that nobody knows how.
+	Aborted
+	Committed
+	Forgotten
 )
 
 // EventResult is the recorded answer to an event; all members have the same.
@@ -68,13 +80,19 @@ type EventResult struct {
 	Outcome Outcome
 	Mark    pdpb.Mark // the state right after the event; Mark.Rev is a header's revision
 	FirstID uint64    // EventAllocIDs
+	// Rev is the revision of an attempt that is Committed.
+	Rev mvcc.Revision
 }
 
-// Err is the error a caller sees; nil when done.
+// Err is the error a caller sees; nil when done, or committed.
 func (r *EventResult) Err() error {
 	switch r.Outcome {
-	case Done:
+	case Done, Committed:
 		return nil
+	case Aborted:
+		return ErrAborted
+	case Forgotten:
+		return ErrForgotten
 	case Compacted:
 		return ErrCompacted
 	case Future:
@@ -85,11 +103,23 @@ func (r *EventResult) Err() error {
 
 // String prints the result in one stable line.
 func (r *EventResult) String() string {
-	s := [...]string{"done", "compacted", "future", "refused"}[min(r.Outcome, Refused)]
+	s := r.Outcome.String()
+	if r.Outcome == Committed {
+		s += fmt.Sprintf(" rev=%d", r.Rev)
+	}
 	if r.FirstID != 0 {
 		s += fmt.Sprintf(" first-id=%d", r.FirstID)
 	}
 	return s + " at " + r.Mark.String()
+}
+
+var outcomeNames = [...]string{"done", "compacted", "future", "refused", "aborted", "committed", "forgotten"}
+
+func (o Outcome) String() string {
+	if int(o) < len(outcomeNames) {
+		return outcomeNames[o]
+	}
+	return fmt.Sprintf("outcome(%d)", uint8(o))
 }
 
 // CutProposal is what pd's log says of one cut: at most one report of each region, by ascending
@@ -99,7 +129,7 @@ type CutProposal struct {
 	Events []Event
 }
 
-const proposalVersion = 1
+const proposalVersion = 2
 
 // Append appends the encoding of the proposal. It panics when the parts are not in ascending
 // order of regions: every member would refuse such an entry.
@@ -150,6 +180,8 @@ func (e *Event) append(b []byte) []byte {
 		b = binary.AppendUvarint(b, e.N)
 	case EventRegisterStore:
 		b = e.Store.Append(b)
+	case EventAbort:
+		b = binary.AppendUvarint(b, uint64(e.Attempt))
 	}
 	return b
 }
@@ -164,6 +196,8 @@ func readEvent(d *pdpb.Dec) (e Event) {
 		e.N = d.Uvarint()
 	case EventRegisterStore:
 		e.Store = d.Store()
+	case EventAbort:
+		e.Attempt = pdpb.AttemptID(d.Uvarint())
 	default:
 		d.Fail("event kind %d", e.Kind)
 	}

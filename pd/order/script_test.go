@@ -13,7 +13,8 @@ import (
 )
 
 // parseReport reads "r=2 from=10 upto=12 term=1 cum=2 sealed=0 runs=11:0:1,12:1:2". Without runs
-// there is one, with stamp f (0).
+// there is one, with stamp f (0). A fact reads "facts=11:0:7:2+3:w": index, stamp, attempt,
+// participants, and w when the region writes.
 func parseReport(t *testing.T, line string) pdpb.Report {
 	t.Helper()
 	var r pdpb.Report
@@ -23,6 +24,10 @@ func parseReport(t *testing.T, line string) pdpb.Report {
 		k, v, _ := strings.Cut(f, "=")
 		if k == "runs" {
 			runs = v
+			continue
+		}
+		if k == "facts" {
+			r.Facts = parseFacts(t, v)
 			continue
 		}
 		n, err := strconv.ParseUint(v, 10, 64)
@@ -63,6 +68,27 @@ func parseReport(t *testing.T, line string) pdpb.Report {
 	return r
 }
 
+func parseFacts(t *testing.T, v string) (list []pdpb.Fact) {
+	t.Helper()
+	for _, x := range strings.Split(v, ",") {
+		var f pdpb.Fact
+		part := strings.Split(x, ":")
+		if _, err := fmt.Sscanf(strings.Join(part[:3], " "), "%d %d %d", &f.Index, &f.Stamp, &f.Attempt); err != nil {
+			t.Fatalf("fact %q: %v", x, err)
+		}
+		for _, id := range strings.Split(part[3], "+") {
+			n, err := strconv.ParseUint(id, 10, 64)
+			if err != nil {
+				t.Fatalf("fact %q: %v", x, err)
+			}
+			f.Participants = append(f.Participants, pdpb.RegionID(n))
+		}
+		f.Writes = len(part) > 4
+		list = append(list, f)
+	}
+	return list
+}
+
 // parseCut reads a report or an event from each line.
 func parseCut(t *testing.T, input string) *CutProposal {
 	p := &CutProposal{}
@@ -78,6 +104,12 @@ func parseCut(t *testing.T, input string) *CutProposal {
 				t.Fatal(err)
 			}
 			p.Events = append(p.Events, Event{Kind: EventCompact, Rev: mvcc.Revision(n)})
+		case f[0] == "abort":
+			n, err := strconv.ParseUint(f[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Events = append(p.Events, Event{Kind: EventAbort, Attempt: pdpb.AttemptID(n)})
 		default:
 			p.Parts = append(p.Parts, parseReport(t, line))
 		}
@@ -122,6 +154,9 @@ func (s *coreScript) run(t *testing.T, d *datadriven.TestData) string {
 	switch d.Cmd {
 	case "new":
 		s.core = NewCore()
+		if d.HasArg("remember") {
+			d.ScanArgs(t, "remember", &s.core.Mutants.DecidedMax)
+		}
 		addRegions(s.core, d.Input)
 		return s.core.String()
 	case "cut":

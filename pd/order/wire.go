@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/raftstore/raftid"
 )
@@ -33,7 +34,7 @@ func (m Method) String() string {
 	return fmt.Sprintf("method(%d)", uint8(m))
 }
 
-const wireVersion = 1
+const wireVersion = 2
 
 // Frame is one message of a member's stream to a store. It states the member's position after
 // Mark, as far as the stream's regions go: all their items through Mark.Cut are in this frame or
@@ -258,6 +259,7 @@ func AppendReply(b []byte, m Method, r *Reply) []byte {
 		b = append(b, byte(r.Result.Outcome))
 		b = r.Result.Mark.Append(b)
 		b = binary.AppendUvarint(b, r.Result.FirstID)
+		b = binary.AppendUvarint(b, uint64(r.Result.Rev))
 	case MethodDirectory:
 		b = r.Directory.append(b)
 	}
@@ -295,7 +297,7 @@ func DecodeReply(m Method, b []byte) (*Reply, error) {
 	case m == MethodReadPoint:
 		r.ReadPoint = d.ReadPoint()
 	case m == MethodPropose:
-		r.Result = EventResult{Outcome: Outcome(d.Byte()), Mark: d.Mark(), FirstID: d.Uvarint()}
+		r.Result = EventResult{Outcome: Outcome(d.Byte()), Mark: d.Mark(), FirstID: d.Uvarint(), Rev: mvcc.Revision(d.Uvarint())}
 	case m == MethodDirectory:
 		r.Directory = readDirectory(d)
 	}

@@ -12,7 +12,7 @@ import (
 // Every encoding here is: one version byte, then the fields in declaration order. Unsigned
 // numbers are uvarints, signed ones zigzag varints, byte strings have a uvarint length in front.
 // Values are self-delimiting, so they can be written one after another.
-const codecVersion = 1
+const codecVersion = 2
 
 // ErrCorrupt says that bytes are not an encoding of what they should be. Decoders never panic
 // and never allocate more than the input's own size suggests.
@@ -142,8 +142,8 @@ func AppendBool(b []byte, v bool) []byte {
 
 // ItemBytesMin and ReportBytesMin are the least sizes of encodings, for Dec.Len.
 const (
-	ItemBytesMin   = 11
-	ReportBytesMin = 9
+	ItemBytesMin   = 12
+	ReportBytesMin = 10
 )
 
 // Append appends the encoding of the item.
@@ -158,7 +158,61 @@ func (it *Item) Append(b []byte) []byte {
 	b = binary.AppendUvarint(b, it.Cum)
 	b = binary.AppendUvarint(b, it.Count)
 	b = binary.AppendVarint(b, int64(it.Base))
-	return binary.AppendUvarint(b, uint64(it.Fence))
+	b = binary.AppendUvarint(b, uint64(it.Fence))
+	return AppendDecisions(b, it.Decisions)
+}
+
+// AppendDecisions appends the encoding of decisions, without a version: they are always part of
+// something that has one.
+func AppendDecisions(b []byte, list []Decision) []byte {
+	b = binary.AppendUvarint(b, uint64(len(list)))
+	for _, x := range list {
+		b = binary.AppendUvarint(b, uint64(x.Attempt))
+		if b = AppendBool(b, x.Commit); x.Commit {
+			b = binary.AppendUvarint(b, uint64(x.Rev))
+		}
+	}
+	return b
+}
+
+// Decisions reads what AppendDecisions wrote; nil for none.
+func (d *Dec) Decisions() []Decision {
+	n := d.Len(2)
+	if n == 0 {
+		return nil
+	}
+	list := make([]Decision, n)
+	for i := range list {
+		x := &list[i]
+		if x.Attempt, x.Commit = AttemptID(d.Uvarint()), d.Bool(); x.Commit {
+			x.Rev = mvcc.Revision(d.Uvarint())
+		}
+	}
+	return list
+}
+
+// append appends the encoding of the fact, without a version.
+func (f *Fact) append(b []byte) []byte {
+	b = binary.AppendUvarint(b, f.Index)
+	b = binary.AppendUvarint(b, uint64(f.Stamp))
+	b = binary.AppendUvarint(b, uint64(f.Attempt))
+	b = AppendBool(b, f.Writes)
+	b = binary.AppendUvarint(b, uint64(len(f.Participants)))
+	for _, id := range f.Participants {
+		b = binary.AppendUvarint(b, uint64(id))
+	}
+	return b
+}
+
+func (d *Dec) fact() (f Fact) {
+	f.Index, f.Stamp, f.Attempt, f.Writes = d.Uvarint(), Fence(d.Uvarint()), AttemptID(d.Uvarint()), d.Bool()
+	if n := d.Len(1); n > 0 {
+		f.Participants = make([]RegionID, n)
+		for i := range f.Participants {
+			f.Participants[i] = RegionID(d.Uvarint())
+		}
+	}
+	return f
 }
 
 // Item reads an item.
@@ -174,6 +228,7 @@ func (d *Dec) Item() (it Item) {
 	it.Count = d.Uvarint()
 	it.Base = mvcc.Revision(d.Varint())
 	it.Fence = Fence(d.Uvarint())
+	it.Decisions = d.Decisions()
 	return it
 }
 
@@ -199,7 +254,12 @@ func (r *Report) Append(b []byte) []byte {
 		b = binary.AppendUvarint(b, uint64(x.Stamp))
 		b = binary.AppendUvarint(b, x.Cum)
 	}
-	return binary.AppendUvarint(b, r.Sealed)
+	b = binary.AppendUvarint(b, r.Sealed)
+	b = binary.AppendUvarint(b, uint64(len(r.Facts)))
+	for i := range r.Facts {
+		b = r.Facts[i].append(b)
+	}
+	return b
 }
 
 // Report reads a report.
@@ -218,6 +278,12 @@ func (d *Dec) Report() (r Report) {
 		}
 	}
 	r.Sealed = d.Uvarint()
+	if n := d.Len(5); n > 0 {
+		r.Facts = make([]Fact, n)
+		for i := range r.Facts {
+			r.Facts[i] = d.fact()
+		}
+	}
 	return r
 }
 

@@ -8,11 +8,13 @@ import (
 )
 
 func TestRoundTrip(t *testing.T) {
-	it := Item{Region: 7, Incarnation: 1<<32 - 1, N: 3, Cut: 1 << 60, Upto: 9, UptoTerm: 2, Cum: 8, Count: 1, Base: -5, Fence: 6}
-	if got, rest, err := DecodeItem(it.Append(nil)); err != nil || len(rest) != 0 || got != it {
+	it := Item{Region: 7, Incarnation: 1<<32 - 1, N: 3, Cut: 1 << 60, Upto: 9, UptoTerm: 2, Cum: 8, Count: 1, Base: -5, Fence: 6,
+		Decisions: []Decision{{Attempt: 4}, {Attempt: 1 << 50, Commit: true, Rev: 17}}}
+	if got, rest, err := DecodeItem(it.Append(nil)); err != nil || len(rest) != 0 || !got.Equal(&it) {
 		t.Errorf("item %v: %v %v", &got, rest, err)
 	}
-	rep := Report{Region: 7, Incarnation: 1, From: 2, Upto: 9, UptoTerm: 3, Cum: 5, Runs: []Run{{4, 0, 1}, {9, 2, 5}}, Sealed: 11}
+	rep := Report{Region: 7, Incarnation: 1, From: 2, Upto: 9, UptoTerm: 3, Cum: 5, Runs: []Run{{4, 0, 1}, {9, 2, 5}}, Sealed: 11,
+		Facts: []Fact{{Index: 4, Attempt: 8, Participants: []RegionID{7, 9}}, {Index: 9, Stamp: 2, Attempt: 1 << 40, Participants: []RegionID{2, 7}, Writes: true}}}
 	if got, rest, err := DecodeReport(rep.Append(nil)); err != nil || len(rest) != 0 || !reflect.DeepEqual(got, rep) {
 		t.Errorf("report %v: %v %v", &got, rest, err)
 	}
@@ -48,8 +50,8 @@ func TestVersionIsChecked(t *testing.T) {
 
 // FuzzDecode: decoders never panic, and what they take survives a second round.
 func FuzzDecode(f *testing.F) {
-	it := Item{Region: 7, N: 3, Base: -5}
-	rep := Report{Region: 7, Upto: 9, Cum: 5, Runs: []Run{{9, 2, 5}}}
+	it := Item{Region: 7, N: 3, Base: -5, Decisions: []Decision{{Attempt: 4, Commit: true, Rev: 17}}}
+	rep := Report{Region: 7, Upto: 9, Cum: 5, Runs: []Run{{9, 2, 5}}, Facts: []Fact{{Index: 9, Attempt: 8, Participants: []RegionID{7, 9}}}}
 	d := Descriptor{ID: 2, Peers: []Peer{{1, 2}}}
 	st := Store{ID: 1, PeerURLs: []string{"a"}}
 	f.Add(it.Append(nil))
@@ -58,7 +60,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(st.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if v, _, err := DecodeItem(b); err == nil {
-			if w, _, err := DecodeItem(v.Append(nil)); err != nil || w != v {
+			if w, _, err := DecodeItem(v.Append(nil)); err != nil || !w.Equal(&v) {
 				t.Fatalf("item %v %v: %v", &v, &w, err)
 			}
 		}

@@ -4,6 +4,8 @@
 package pdpb
 
 import (
+	"slices"
+
 	"braid/mvcc"
 	"braid/raftstore/raftid"
 )
@@ -52,7 +54,29 @@ type Report struct {
 	UptoTerm    uint64
 	Cum         uint64 // revisions consumed by all entries through Upto since the region began
 	Runs        []Run  // the stamps of (From, Upto]
+	Facts       []Fact // what entries of (From, Upto] say beyond counts (P2), by index
 	Sealed      uint64 // highest item sealed in the reporter's committed prefix (P4)
+}
+
+// AttemptID names one attempt of a transaction over several regions. Every attempt has a fresh one
+// (T4), taken from pd's counter of ids, so that a higher one is younger.
+type AttemptID uint64
+
+// Fact is a prepared attempt: the entry at Index makes Report.Region one of the participants that
+// are prepared (T2). It counts unless the entry is void (F2).
+type Fact struct {
+	Index        uint64
+	Stamp        Fence
+	Attempt      AttemptID
+	Participants []RegionID // all of them, ascending, the reporting region included
+	Writes       bool       // this participant has effects
+}
+
+// Decision is the end of an attempt, as the participants that are prepared hear it (T3).
+type Decision struct {
+	Attempt AttemptID
+	Commit  bool
+	Rev     mvcc.Revision // of a commit: its own if anybody writes, else the last one before it
 }
 
 // Item is item N of a region's order log: what one cut said of the region.
@@ -67,6 +91,27 @@ type Item struct {
 	Count       uint64        // revisions this item gives to entries of (previous Upto, Upto]
 	Base        mvcc.Revision // the first entry that consumes a revision gets Base+1
 	Fence       Fence         // in force: entries with a lower stamp are void
+	// Decisions take effect after the item's entries, in this order (P3). Their revisions are
+	// none of Count.
+	Decisions []Decision
+}
+
+// Equal says whether two items say the same.
+func (it *Item) Equal(o *Item) bool {
+	return it.Region == o.Region && it.Incarnation == o.Incarnation && it.N == o.N && it.Cut == o.Cut &&
+		it.Upto == o.Upto && it.UptoTerm == o.UptoTerm && it.Cum == o.Cum && it.Count == o.Count &&
+		it.Base == o.Base && it.Fence == o.Fence && slices.Equal(it.Decisions, o.Decisions)
+}
+
+// Last is the last revision that the item gives out.
+func (it *Item) Last() mvcc.Revision {
+	last := it.Base + mvcc.Revision(it.Count)
+	for i := range it.Decisions {
+		if d := &it.Decisions[i]; d.Commit {
+			last = max(last, d.Rev)
+		}
+	}
+	return last
 }
 
 // Mark says that a stream has delivered everything through Cut.

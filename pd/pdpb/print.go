@@ -3,6 +3,7 @@ package pdpb
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -37,7 +38,7 @@ func (r *Report) Check() error {
 		return fmt.Errorf("%w: from above up-to: %v", ErrMalformed, r)
 	}
 	if r.From == r.Upto {
-		if len(r.Runs) > 0 {
+		if len(r.Runs) > 0 || len(r.Facts) > 0 {
 			return fmt.Errorf("%w: runs without entries: %v", ErrMalformed, r)
 		}
 		return nil
@@ -55,7 +56,35 @@ func (r *Report) Check() error {
 	if index != r.Upto || cum != r.Cum {
 		return fmt.Errorf("%w: runs do not end at up-to: %v", ErrMalformed, r)
 	}
+	index = r.From + 1
+	for i := range r.Facts {
+		f := &r.Facts[i]
+		if f.Index < index || f.Index > r.Upto {
+			return fmt.Errorf("%w: facts out of order: %v", ErrMalformed, r)
+		}
+		if !slices.IsSorted(f.Participants) || !slices.Contains(f.Participants, r.Region) {
+			return fmt.Errorf("%w: participants: %v", ErrMalformed, r)
+		}
+		index = f.Index
+	}
 	return nil
+}
+
+// String prints the fact in one stable line.
+func (f *Fact) String() string {
+	s := "reads"
+	if f.Writes {
+		s = "writes"
+	}
+	return fmt.Sprintf("t%d@%d:f%d %s of %v", f.Attempt, f.Index, f.Stamp, s, f.Participants)
+}
+
+// String prints the decision in one stable line.
+func (d Decision) String() string {
+	if d.Commit {
+		return fmt.Sprintf("t%d=%d", d.Attempt, d.Rev)
+	}
+	return fmt.Sprintf("t%d=abort", d.Attempt)
 }
 
 // String prints the report in one stable line.
@@ -65,13 +94,20 @@ func (r *Report) String() string {
 	for _, x := range r.Runs {
 		fmt.Fprintf(&b, " ..%d:f%d=%d", x.Index, x.Stamp, x.Cum)
 	}
+	for i := range r.Facts {
+		fmt.Fprintf(&b, " [%v]", &r.Facts[i])
+	}
 	return b.String()
 }
 
 // String prints the item in one stable line.
 func (it *Item) String() string {
-	return fmt.Sprintf("r%d/%d #%d c%d upto=%d@%d cum=%d base=%d count=%d f%d",
+	s := fmt.Sprintf("r%d/%d #%d c%d upto=%d@%d cum=%d base=%d count=%d f%d",
 		it.Region, it.Incarnation, it.N, it.Cut, it.Upto, it.UptoTerm, it.Cum, it.Base, it.Count, it.Fence)
+	for _, d := range it.Decisions {
+		s += " " + d.String()
+	}
+	return s
 }
 
 // String prints the mark in one stable line.
