@@ -12,7 +12,7 @@ import (
 // apply writes what has its number into the engine: items in order, each whole, several to a
 // batch. It returns true when it stopped at its budget rather than for want of items.
 func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
-	start := r.in.Index()
+	start, startItem := r.in.Index(), r.in.Item()
 	var batch mvcc.Batch
 	defer func() {
 		if batch == nil {
@@ -58,9 +58,9 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 		bytes += n
 		r.in.Applied(it)
 		r.pos.Item, r.pos.Upto, r.pos.UptoTerm, r.pos.Cut = it.N, it.Upto, it.UptoTerm, it.Cut
-		r.pos.Revision, r.pos.Cum, r.pos.Fence = it.Base+mvcc.Revision(it.Count), it.Cum, max(r.pos.Fence, it.Fence)
+		r.pos.Revision, r.pos.Cum, r.pos.Fence = max(r.pos.Revision, it.Last()), it.Cum, max(r.pos.Fence, it.Fence)
 	}
-	if r.in.Index() == start {
+	if r.in.Index() == start && r.in.Item() == startItem {
 		return false, nil
 	}
 	r.pos.Index, r.pos.Term, r.pos.Sealed = r.in.index, r.in.term, r.in.sealed
@@ -132,6 +132,11 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 	}
 	track := resolves(entries)
 	rev, bytes := it.Base, 0
+	if r.cfg.Mutants.DecisionsFirst {
+		if _, err := r.applyDecisions(batch, it); err != nil {
+			return 0, err
+		}
+	}
 	for i := range entries {
 		info := &entries[i]
 		p, passed := r.inflight.take(info.index)
@@ -181,6 +186,9 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			}
 			continue
 		}
+		if err := r.applyPrepares(&r.entry, p); err != nil {
+			return 0, err
+		}
 		if p != nil && len(p.cmds) != len(r.entry.Commands) {
 			return 0, fmt.Errorf("%w: entry %d has %d commands, %d were proposed", ErrDiverged, info.index, len(r.entry.Commands), len(p.cmds))
 		}
@@ -193,7 +201,7 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 				continue
 			}
 			rev++
-			if err := r.putEffects(batch, effects, rev, track); err != nil {
+			if err := r.putEffects(batch, effects, nil, rev, track); err != nil {
 				return 0, err
 			}
 		}
@@ -201,14 +209,22 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 	if rev != it.Base+mvcc.Revision(it.Count) {
 		return 0, fmt.Errorf("%w: item %d gives %d revisions, its entries took %d", ErrDiverged, it.N, it.Count, rev-it.Base)
 	}
-	return bytes, nil
+	if r.cfg.Mutants.DecisionsFirst {
+		return bytes, nil
+	}
+	n, err := r.applyDecisions(batch, it)
+	return bytes + n, err
 }
 
-// putEffects writes one command's effects as the events of rev.
-func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, rev mvcc.Revision, track bool) error {
+// putEffects writes one command's effects as the events of rev. subs are their places among these
+// events, nil when they are all of them in order (R1).
+func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, subs []int64, rev mvcc.Revision, track bool) error {
 	for i := range effects {
 		f := &effects[i]
 		v := mvcc.Version{Key: f.Key, Mod: rev, Sub: int64(i)}
+		if subs != nil {
+			v.Sub = subs[i]
+		}
 		if !f.Delete {
 			v.Version, v.Lease, v.Value = f.Version, f.Lease, f.Value
 			switch f.CreateKind {
@@ -272,6 +288,9 @@ func (r *Replica) answerAll(p *proposal, code regionpb.Code) {
 	err := regionpb.ErrorOf(code)
 	for _, c := range p.cmds {
 		r.replies = append(r.replies, answer{cmd: c, err: err})
+	}
+	for _, d := range p.prepares {
+		r.replies = append(r.replies, answer{prepare: d.reply, err: err})
 	}
 	if p.meta != nil {
 		r.replies = append(r.replies, answer{meta: p.meta, err: err})

@@ -184,6 +184,8 @@ func (r *Replica) Stop() {
 		close(q.done)
 	}
 	r.refuseQueue(ErrStopped)
+	r.refuseTxns(ErrStopped)
+	r.failDeciding()
 	for _, p := range r.inflight.drain() {
 		p.fail(regionpb.ErrorOf(regionpb.Unknown))
 	}
@@ -209,13 +211,20 @@ func (r *Replica) takeInbox() taken {
 	t := taken{items: r.mu.items, ticks: r.mu.ticks, durable: r.mu.durable, floors: r.mu.floors}
 	r.queue = append(r.queue, r.mu.inbox...)
 	r.metas = append(r.metas, r.mu.metas...)
+	r.txns = append(r.txns, r.mu.txns...)
+	for _, w := range r.mu.inbox {
+		w.since = r.clock
+	}
 	clear(r.mu.inbox)
+	r.mu.txns = nil
 	r.mu.inbox, r.mu.metas, r.mu.items, r.mu.ticks, r.mu.floors = r.mu.inbox[:0], nil, nil, 0, nil
 	leading, leader := r.mu.leading, r.mu.leader
 	r.mu.Unlock()
-	if !leading && len(r.queue)+len(r.metas) > 0 {
+	if !leading && len(r.queue)+len(r.metas)+len(r.txns) > 0 {
 		// They came between the loss of leadership and this call.
-		r.refuseQueue(&regionpb.Error{Code: regionpb.NotLeader, Leader: leader})
+		err := &regionpb.Error{Code: regionpb.NotLeader, Leader: leader}
+		r.refuseQueue(err)
+		r.refuseTxns(err)
 	}
 	return t
 }
@@ -242,6 +251,12 @@ func (r *Replica) publishApplied() {
 // publish lets other goroutines see the report and what else changes outside apply.
 func (r *Replica) publish() {
 	report, changed := r.in.Report()
+	if r.cfg.Mutants.FactsAsLevel && report.Upto > report.From {
+		for i := range r.pos.Prepared {
+			p := &r.pos.Prepared[i]
+			report.Facts = append(report.Facts, pdpb.Fact{Index: report.Upto, Stamp: r.fence, Attempt: p.Attempt, Participants: p.Participants, Writes: len(p.Effects) > 0})
+		}
+	}
 	r.mu.Lock()
 	r.mu.report, r.mu.reportOK = report, true
 	r.mu.vouched, r.mu.through = max(r.mu.vouched, r.v), max(r.mu.through, r.through)
@@ -250,7 +265,9 @@ func (r *Replica) publish() {
 	s := &r.mu.stats
 	s.Inflight, s.InflightSize = len(r.inflight.list), r.inflight.bytes
 	s.OverlayKeys, s.Window = r.ov.len(), len(r.in.window)-r.in.head
+	s.Locks, s.Prepared = r.locks.len(), len(r.pos.Prepared)
 	r.mu.busy = len(r.queue) > 0 || !r.inflight.empty() || len(r.mu.reads) > 0 || !r.readIdx.empty() ||
+		(r.role.Leading && (!r.locks.empty() || len(r.txns) > 0 || len(r.pos.Prepared) > 0)) ||
 		(r.role.Leading && r.cfg.Orderer == nil && r.sealed < r.pos.Item)
 	r.mu.Unlock()
 	// Who leads reports at once, and repeats what a lost report said of seals (P4): a new leader

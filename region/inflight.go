@@ -14,6 +14,7 @@ import (
 type proposal struct {
 	index, term uint64
 	cmds        []*command
+	prepares    []deciding
 	meta        *metaWrite
 	bytes       int
 }
@@ -22,6 +23,9 @@ type proposal struct {
 func (p *proposal) fail(err *regionpb.Error) {
 	for _, c := range p.cmds {
 		c.reply(nil, err)
+	}
+	for _, d := range p.prepares {
+		d.reply(0, err)
 	}
 	if p.meta != nil {
 		p.meta.done(err)
@@ -99,10 +103,17 @@ type answer struct {
 	meta *metaWrite
 	resp *pb.TxnResponse
 	err  *regionpb.Error
+	// prepare is the reply of a prepare, with rev.
+	prepare func(mvcc.Revision, error)
+	rev     mvcc.Revision
 }
 
 func (a *answer) send() {
 	switch {
+	case a.prepare != nil && a.err != nil:
+		a.prepare(0, a.err)
+	case a.prepare != nil:
+		a.prepare(a.rev, nil)
 	case a.meta != nil && a.err != nil:
 		a.meta.done(a.err)
 	case a.meta != nil:

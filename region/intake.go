@@ -54,6 +54,7 @@ type entryInfo struct {
 	void        bool // its header names another place (E1); it consumes nothing
 	meta        bool
 	resolves    bool // it has an effect of CreateResolve
+	facts       []pdpb.Fact
 }
 
 type reportKey struct{ upto, term, sealed uint64 }
@@ -149,6 +150,10 @@ func (in *Intake) summarise(e *raftpb.Entry) (entryInfo, error) {
 		info.void = (s.Term != info.term || s.Index != info.index) && !in.mut.Forward
 		if !info.void {
 			info.count = s.Count
+			info.facts = s.Prepares
+			for i := range info.facts {
+				info.facts[i].Index, info.facts[i].Stamp = info.index, info.fence
+			}
 		}
 	}
 	for i := range s.Seals {
@@ -173,7 +178,7 @@ func (in *Intake) AddItem(it *pdpb.Item) error {
 		return nil
 	}
 	if old, ok := in.items[it.N]; ok {
-		if old != *it {
+		if !old.Equal(it) {
 			return fmt.Errorf("%w: item %d is %+v and %+v", ErrDiverged, it.N, old, *it)
 		}
 		return nil

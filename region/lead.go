@@ -20,6 +20,7 @@ func (r *Replica) lead(h raftstore.Handle, ticks int) (again bool, err error) {
 	if r.askedAge += ticks; r.askedAge > askMarkTicks {
 		r.asked = 0
 	}
+	r.serveTxns(h, ticks)
 	again, err = r.proposeQueue(h)
 	if err != nil {
 		return false, err
@@ -61,6 +62,10 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 	return false, nil
 }
 
+// lockedMax bounds the commands that one look at the queue passes over because of locks; when it is
+// reached, everything behind them waits too.
+const lockedMax = 1024
+
 // askMarkTicks is when a mark that has not come is asked for again.
 const askMarkTicks = 20
 
@@ -99,11 +104,20 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		sizes   int // their bytes
 		refused []func()
 		wantCut pdpb.Cut
+		waits   int // for locks
 	)
 	for i, w := range r.queue {
 		if len(p.cmds) >= r.lim.EntryCommandsMax || size >= r.lim.EntryBytesMax || blocked.full() {
 			rest = append(rest, r.queue[i:]...)
 			break
+		}
+		if r.blocked(w) {
+			rest = append(rest, w)
+			if waits++; waits >= lockedMax {
+				rest = append(rest, r.queue[i+1:]...)
+				break
+			}
+			continue
 		}
 		if w.Cut > r.through || blocked.touches(w.Txn) {
 			rest = append(rest, w)
@@ -189,7 +203,7 @@ func (r *Replica) propose(h raftstore.Handle, p *proposal, e *regionpb.Entry) bo
 	if len(e.Seals) > 0 {
 		r.sealed = e.Seals[len(e.Seals)-1].N
 	}
-	if len(p.cmds) > 0 {
+	if len(p.cmds)+len(p.prepares) > 0 {
 		r.ov.commit(index)
 		r.inflight.push(p)
 		r.idle = 0

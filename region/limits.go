@@ -31,6 +31,20 @@ type Limits struct {
 	// ItemsMax bounds the items that wait for their entries; a further one is dropped, and pd's
 	// client delivers it again when the replica asks (Wanted).
 	ItemsMax int
+	// LocksMax bounds the attempts over several regions that hold or wait for locks here, and their
+	// requests; more are refused.
+	LocksMax int
+	// LockTicksMax is how long a lock lasts whose coordinator does not prepare; LockWaitTicksMax how
+	// long an attempt waits for one before it is refused.
+	LockTicksMax     int
+	LockWaitTicksMax int
+	// AbortTicks is how long a prepared attempt waits for its decision before this region asks pd
+	// for an abort, and between repetitions (T6).
+	AbortTicks int
+	// StandBackTicks is how long a command stands back for attempts that wait for locks.
+	StandBackTicks int
+	// PreparedBytesMax bounds what is prepared at a time; more is refused, unless it is alone.
+	PreparedBytesMax int
 	// ReadBytesMax, ReadKeysMax bound one reply to a read.
 	ReadBytesMax int
 	ReadKeysMax  int
@@ -44,6 +58,7 @@ var (
 		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
 		ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
+		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PreparedBytesMax: 64 << 20,
 		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
 	}
 	TinyLimits = Limits{
@@ -52,6 +67,7 @@ var (
 		EntryCommandsMax: 3, EntryBytesMax: 256,
 		ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
+		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PreparedBytesMax: 256,
 		ReadBytesMax: 64, ReadKeysMax: 3,
 	}
 )
@@ -65,6 +81,8 @@ func (l Limits) withDefaults() Limits {
 		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax},
 		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
 		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
+		{&l.LocksMax, &d.LocksMax}, {&l.LockTicksMax, &d.LockTicksMax}, {&l.LockWaitTicksMax, &d.LockWaitTicksMax},
+		{&l.AbortTicks, &d.AbortTicks}, {&l.StandBackTicks, &d.StandBackTicks}, {&l.PreparedBytesMax, &d.PreparedBytesMax},
 		{&l.ReadBytesMax, &d.ReadBytesMax}, {&l.ReadKeysMax, &d.ReadKeysMax},
 	} {
 		if *f.v == 0 {

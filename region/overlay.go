@@ -125,6 +125,20 @@ func (o *overlay) span(s mvcc.Span, dst []*node) []*node {
 	return dst
 }
 
+// any says whether a key of s has a pending version.
+func (o *overlay) any(s mvcc.Span) (found bool) {
+	if o.tree.Len() == 0 || s.Empty() {
+		return false
+	}
+	o.key.key = s.Start
+	o.tree.AscendGreaterOrEqual(&o.key, func(n *node) bool {
+		found = s.End == nil || bytes.Compare(n.key, s.End) < 0
+		return false
+	})
+	o.key.key = nil
+	return found
+}
+
 // mark returns a point to roll back to, before the next commit.
 func (o *overlay) mark() int { return len(o.log) }
 

@@ -104,6 +104,8 @@ type Observer struct {
 	// Applied is called for each entry at its place in the order. rev is the last revision given
 	// out before the entry, void says that it has no effect (E1, F2).
 	Applied func(index, term uint64, item *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool)
+	// Decided is called for each decision at its place, before p leaves the prepared set.
+	Decided func(item *pdpb.Item, p *regionpb.Prepared, d pdpb.Decision)
 	// Position is called after each batch.
 	Position func(p *Position)
 	// Events is called after each batch, before Applied moves, with the batch's events in
@@ -127,6 +129,11 @@ type Mutants struct {
 	LRevision       bool // S1: complete when the mark's revision reaches the wanted one, whatever its cut
 	NoFence         bool // F2: entries with a lower stamp are applied
 	SnapNoCum       bool // D1: snapshots do not carry the cumulative count
+	NoLockCheck     bool // T1: prepare without the lock
+	SnapNoPrepared  bool // D1: snapshots do not carry what is prepared
+	FenceKeepsLocks bool // F3: a raised fence drops no locks
+	DecisionsFirst  bool // P3: decisions take effect before the entries of their item
+	FactsAsLevel    bool // P2: every report lists what is prepared
 	TruncApplied    bool // D6: truncate to the applied position instead of the flushed one
 	// StoreMark replaces S2's mark per region by one for the store: the newest of any region.
 	StoreMark func() pdpb.Mark
@@ -148,7 +155,9 @@ type Write struct {
 	// when the request is refused at once. An error is a *regionpb.Error.
 	Reply func(*pb.TxnResponse, error)
 
-	size int
+	size  int
+	since int                 // the owner's clock when it took it
+	locks []regionpb.LockSpan // made when it first meets a lock
 }
 
 // Config makes a Replica. All fields without "optional" are needed.
@@ -164,6 +173,9 @@ type Config struct {
 	Meta    MetaMachine
 	// Wake asks the group's worker to call Work soon. Any goroutine; must not block.
 	Wake func()
+	// Abort asks pd to abort an attempt whose decision does not come (T6); optional. The group's
+	// owner calls it; it must not block, and need not succeed: it is called again.
+	Abort func(pdpb.AttemptID)
 	// Fatal is called for what only this replica sees and cannot survive (a failed engine, O3).
 	// The process must stop; the replica does nothing more.
 	Fatal func(error)

@@ -36,6 +36,10 @@ type Replica struct {
 	ev      evaluator
 
 	queue    []*Write // waiting for evaluation, in order of arrival
+	txns     []txnRequest
+	locks    lockTable
+	deciding []deciding // prepared here or about to be, not decided
+	clock    int        // ticks
 	metas    []*metaWrite
 	inflight inflight
 	sealed   uint64   // leader: highest item sealed in any entry of its log
@@ -60,6 +64,7 @@ type shared struct {
 	sync.Mutex
 	inbox      []*Write
 	metas      []*metaWrite
+	txns       []txnRequest
 	queueCount int // in inbox and queue
 	queueBytes int
 	items      []pdpb.Item
@@ -96,6 +101,8 @@ type Stats struct {
 	InflightSize int // bytes
 	OverlayKeys  int
 	Window       int // entries that wait for their item
+	Locks        int // attempts over several regions that hold or wait for locks here
+	Prepared     int // of them, prepared
 }
 
 // NewReplica makes a replica at its engine's position. It does nothing until its group calls it.
@@ -188,6 +195,7 @@ func (r *Replica) Work(h raftstore.Handle) (again bool) {
 		r.in.Commit(h.Committed())
 	}
 	in := r.takeInbox()
+	r.clock += in.ticks
 	for i := range in.items {
 		if err := r.in.AddItem(&in.items[i]); err != nil {
 			r.fail(err)
@@ -223,7 +231,8 @@ func (r *Replica) Idle() bool {
 	defer r.mu.Unlock()
 	return r.failed != nil || (r.in.Quiet() && len(r.queue) == 0 && len(r.metas) == 0 && r.inflight.empty() &&
 		len(r.mu.inbox) == 0 && len(r.mu.metas) == 0 && len(r.mu.items) == 0 && len(r.mu.waiters) == 0 && len(r.mu.floors) == 0 &&
-		len(r.mu.reads) == 0 && r.readIdx.empty())
+		len(r.mu.reads) == 0 && r.readIdx.empty() &&
+		len(r.mu.txns) == 0 && len(r.txns) == 0 && r.locks.empty() && len(r.pos.Prepared) == 0)
 }
 
 // load fills the window from the log: at start, and after a snapshot replaced the state.
@@ -252,6 +261,7 @@ func (r *Replica) setRole(role raftstore.Role) {
 	r.stood = r.stood || role.Leading != was.Leading
 	if !role.Leading || role.Term != was.Term {
 		r.ov.reset()
+		r.refuseTxns(&regionpb.Error{Code: regionpb.NotLeader, Leader: r.storeOf(role.Leader)})
 	}
 	if role.Leading && (!was.Leading || role.Term != was.Term) {
 		r.sealed = r.in.SealedInLog()
@@ -325,6 +335,9 @@ func (r *Replica) raiseFence(f pdpb.Fence) {
 	if f > r.fence {
 		r.fence = f
 		r.ov.reset()
+		if !r.cfg.Mutants.FenceKeepsLocks {
+			r.locks.fence(r.pos.Prepared)
+		}
 	}
 }
 

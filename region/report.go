@@ -38,6 +38,7 @@ func (in *Intake) extend() {
 		} else {
 			in.rep.Runs = append(in.rep.Runs, pdpb.Run{Index: e.index, Stamp: e.fence, Cum: in.rep.Cum})
 		}
+		in.rep.Facts = append(in.rep.Facts, e.facts...)
 	}
 }
 
@@ -53,8 +54,11 @@ func (in *Intake) Report() (rep pdpb.Report, changed bool) {
 	for len(in.rep.Runs) > 0 && in.rep.Runs[0].Index <= in.upto {
 		in.rep.Runs = in.rep.Runs[1:]
 	}
+	for len(in.rep.Facts) > 0 && in.rep.Facts[0].Index <= in.upto {
+		in.rep.Facts = in.rep.Facts[1:]
+	}
 	rep = in.rep
-	rep.Runs = slices.Clone(in.rep.Runs)
+	rep.Runs, rep.Facts = slices.Clone(in.rep.Runs), slices.Clone(in.rep.Facts)
 	if in.mut.FromIdx {
 		rep.From = in.index
 	}

@@ -19,7 +19,7 @@ import (
 // two belong together whatever was applied since.
 const (
 	snapshotV1        = 1
-	positionBytesMax  = 16 << 20
+	positionBytesMax  = 256 << 20
 	snapshotHeaderLen = 5
 )
 
@@ -55,6 +55,9 @@ func (r *Replica) source(pinned PinnedState) (*snapshotSource, error) {
 	}
 	if r.cfg.Mutants.SnapNoCum {
 		p.Cum = 0
+	}
+	if r.cfg.Mutants.SnapNoPrepared {
+		p.Prepared = nil
 	}
 	conf, err := ConfState(&p)
 	if err != nil {
@@ -205,5 +208,6 @@ func (r *Replica) install(meta *raftstore.SnapshotMeta) error {
 	if f := r.cfg.Observer.Installed; f != nil {
 		f(p)
 	}
+	r.failDeciding()
 	return r.adopt(*p)
 }

@@ -18,9 +18,20 @@ import (
 var testDescriptor = pdpb.Descriptor{ID: 9, Span: mvcc.Span{Start: []byte("a"), End: []byte("n")}, Epoch: 4, Incarnation: 2,
 	StartIndex: 10, StartTerm: 5, Peers: []pdpb.Peer{{Replica: 1, Store: 1 << 60}, {Replica: 2, Store: 7}}}
 
+// testPrepares has one part that writes and one that is only read.
+var testPrepares = []Prepared{
+	{Attempt: 1 << 41, Participants: []RegionID{2, 9},
+		Locks: []LockSpan{{Span: mvcc.Span{Start: []byte("k"), End: []byte("k\x00")}, Exclusive: true}, {Span: mvcc.Span{Start: []byte("m")}}},
+		Effects: []Effect{{Key: []byte("k"), Value: []byte("v"), Version: 3, CreateKind: CreateKnown, Create: 1 << 33, Lease: -5},
+			{Key: []byte("l"), Delete: true}},
+		Subs: []int64{0, 70000}},
+	{Attempt: 3, Participants: []RegionID{9}, Locks: []LockSpan{{Span: mvcc.Span{Start: []byte("k"), End: []byte{}}}}},
+}
+
 var testEntry = Entry{Term: 7, Index: 300, Fence: 2,
 	Seals: []pdpb.Item{
-		{Region: 9, Incarnation: 2, N: 41, Cut: 900, Upto: 280, UptoTerm: 7, Cum: 1 << 40, Count: 3, Base: 77, Fence: 1},
+		{Region: 9, Incarnation: 2, N: 41, Cut: 900, Upto: 280, UptoTerm: 7, Cum: 1 << 40, Count: 3, Base: 77, Fence: 1,
+			Decisions: []pdpb.Decision{{Attempt: 6}, {Attempt: 1 << 45, Commit: true, Rev: 81}}},
 		{Region: 9, Incarnation: 2, N: 42, Cut: 901, Upto: 290, UptoTerm: 7, Cum: 1<<40 + 2, Count: 2, Base: 90, Fence: 2},
 	},
 	Commands: []Command{
@@ -34,7 +45,8 @@ var testEntry = Entry{Term: 7, Index: 300, Fence: 2,
 	}}
 
 func TestEntryRoundTrip(t *testing.T) {
-	for _, e := range []*Entry{&testEntry, {Term: 1, Index: 1}, {Term: 1, Index: 2, Seals: testEntry.Seals[1:]}} {
+	for _, e := range []*Entry{&testEntry, {Term: 1, Index: 1}, {Term: 1, Index: 2, Seals: testEntry.Seals[1:]},
+		{Term: 1, Index: 3, Prepares: testPrepares}, {Term: 1, Index: 3, Seals: testEntry.Seals, Commands: testEntry.Commands, Prepares: testPrepares}} {
 		data := e.Encode()
 		if len(data) != e.Size() {
 			t.Errorf("Size is %d, the encoding has %d bytes", e.Size(), len(data))
@@ -51,6 +63,12 @@ func TestEntryRoundTrip(t *testing.T) {
 		if err != nil || s.Term != e.Term || s.Index != e.Index || s.Fence != e.Fence || s.Count != e.Count() ||
 			s.Silent() != e.Silent() || !reflect.DeepEqual(s.Seals, e.Seals) || s.Resolves != e.resolves() {
 			t.Errorf("summary of %+v: %+v, %v", e, s, err)
+		}
+		for i := range e.Prepares {
+			p, f := &e.Prepares[i], pdpb.Fact{Attempt: e.Prepares[i].Attempt, Participants: e.Prepares[i].Participants, Writes: len(e.Prepares[i].Effects) > 0}
+			if !reflect.DeepEqual(s.Prepares[i], f) {
+				t.Errorf("prepare %+v is summarised as %v", p, &s.Prepares[i])
+			}
 		}
 		for n := range data {
 			if err := DecodeEntry(data[:n], &got); !errors.Is(err, ErrCorrupt) {
@@ -98,6 +116,12 @@ func TestPositionRoundTrip(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, p) {
 		t.Fatalf("%+v came back as %+v, %v", p, got, err)
 	}
+	p.Prepared = []Prepared{testPrepares[1], testPrepares[0]}
+	got, err = DecodePosition(p.Append(nil))
+	if err != nil || !reflect.DeepEqual(got, p) {
+		t.Fatalf("%+v came back as %+v, %v", p, got, err)
+	}
+	p.Prepared = nil
 	p.Descriptor.Span.End, p.Meta, p.ConfState, p.Descriptor.Peers = nil, nil, nil, nil
 	got, err = DecodePosition(p.Append(nil))
 	if err != nil || !reflect.DeepEqual(got, p) {
@@ -161,10 +185,44 @@ func TestRPCRoundTrip(t *testing.T) {
 	}
 }
 
+func TestTxnRPCRoundTrip(t *testing.T) {
+	x := &testPrepares[0]
+	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Locks: x.Locks}
+	if got, err := DecodeLockRequest(AppendLockRequest(nil, l)); err != nil || !reflect.DeepEqual(got, l) {
+		t.Errorf("%+v came back as %+v, %v", l, got, err)
+	}
+	id := LockID{Term: 7, Seq: 1 << 50}
+	if got, err := DecodeLockResponse(AppendLockResponse(nil, id, nil)); err != nil || got != id {
+		t.Errorf("%+v came back as %+v, %v", id, got, err)
+	}
+	if _, err := DecodeLockResponse(AppendLockResponse(nil, id, ErrorOf(NotLeader))); !errors.Is(err, ErrorOf(NotLeader)) {
+		t.Errorf("%v", err)
+	}
+	p := &PrepareRequest{Region: 9, Attempt: x.Attempt, Lock: id, Participants: x.Participants, Effects: x.Effects, Subs: x.Subs}
+	if got, err := DecodePrepareRequest(AppendPrepareRequest(nil, p)); err != nil || !reflect.DeepEqual(got, p) {
+		t.Errorf("%+v came back as %+v, %v", p, got, err)
+	}
+	if rev, err := DecodePrepareResponse(AppendPrepareResponse(nil, 99, nil)); err != nil || rev != 99 {
+		t.Errorf("%d %v", rev, err)
+	}
+	for _, code := range []Code{Aborted, LockLost, Unknown} {
+		if _, err := DecodePrepareResponse(AppendPrepareResponse(nil, 0, ErrorOf(code))); !errors.Is(err, ErrorOf(code)) {
+			t.Errorf("%v", err)
+		}
+	}
+	r := &ReleaseRequest{Region: 9, Attempt: 4}
+	if got, err := DecodeReleaseRequest(AppendReleaseRequest(nil, r)); err != nil || *got != *r {
+		t.Errorf("%+v came back as %+v, %v", r, got, err)
+	}
+}
+
 // FuzzDecode: no input makes a decoder panic or ask for much memory, and what is accepted says
 // the same when it is written again.
 func FuzzDecode(f *testing.F) {
 	f.Add(testEntry.Encode())
+	f.Add((&Entry{Prepares: testPrepares}).Encode())
+	f.Add(AppendPrepareRequest(nil, &PrepareRequest{Participants: testPrepares[0].Participants, Effects: testPrepares[0].Effects, Subs: testPrepares[0].Subs}))
+	f.Add(AppendLockRequest(nil, &LockRequest{Locks: testPrepares[0].Locks}))
 	f.Add(EncodeMeta([]byte("x")))
 	p := Position{Descriptor: testDescriptor}
 	f.Add(p.Append(nil))
@@ -203,6 +261,11 @@ func FuzzDecode(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
+		_, _ = DecodeLockRequest(data)
+		_, _ = DecodePrepareRequest(data)
+		_, _ = DecodeReleaseRequest(data)
+		_, _ = DecodeLockResponse(data)
+		_, _ = DecodePrepareResponse(data)
 		_, _ = DecodeWriteRequest(data)
 		_, _ = DecodeWriteResponse(data)
 	})

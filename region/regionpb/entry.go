@@ -2,6 +2,7 @@ package regionpb
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -9,20 +10,24 @@ import (
 
 // The first byte of a raft entry's payload says what it is; it is the format's version too.
 const (
-	kindEntryV1 = 0x01 // an Entry
-	kindMetaV1  = 0x02 // an opaque command of the placement machine (single-group mode)
+	kindEntry  = 0x03 // an Entry; 0x01 was one without decisions and prepares
+	kindMetaV1 = 0x02 // an opaque command of the placement machine (single-group mode)
 )
 
 // Layout of an Entry, all numbers varints:
 //
 //	kind, flags, term, index, fence, count, commands, effects,
-//	seals { number; region, incarnation, first n; per item cut, upto, term, cum, count, base, fence },
-//	per command { effects; per effect flags, key, [lease] [version] [create] [value] }
+//	seals { number; region, incarnation, first n; per item cut, upto, term, cum, count, base, fence,
+//	decisions { number; per decision attempt, revision+1 of a commit or 0 } },
+//	[prepares { number; per prepare attempt, writes, participants }], for a report's facts
+//	per command { effects; per effect flags, key, [lease] [version] [create] [value] },
+//	per prepare { attempt, participants, locks, effects; per effect sub and the effect }
 //
 // The header and the seals come first and hold the counts, so that a replica summarises an entry
 // when it is appended (Peek) without walking its values, and sizes its slices once.
 const (
 	entResolves = 1 << 0 // an effect is of CreateResolve
+	entPrepares = 1 << 1 // there are prepares
 
 	effDelete   = 1 << 0
 	effLease    = 1 << 1
@@ -40,7 +45,20 @@ func (e *Entry) Size() int {
 	for i := range e.Seals {
 		it := &e.Seals[i]
 		n += uvarintLen(uint64(it.Cut)) + uvarintLen(it.Upto) + uvarintLen(it.UptoTerm) + uvarintLen(it.Cum) +
-			uvarintLen(it.Count) + uvarintLen(uint64(it.Base)) + uvarintLen(uint64(it.Fence))
+			uvarintLen(it.Count) + uvarintLen(uint64(it.Base)) + uvarintLen(uint64(it.Fence)) + uvarintLen(uint64(len(it.Decisions)))
+		for _, x := range it.Decisions {
+			n += uvarintLen(uint64(x.Attempt)) + uvarintLen(sealedOutcome(x))
+		}
+	}
+	if len(e.Prepares) > 0 {
+		n += uvarintLen(uint64(len(e.Prepares)))
+	}
+	for i := range e.Prepares {
+		p := &e.Prepares[i]
+		n += uvarintLen(uint64(p.Attempt)) + 1 + uvarintLen(uint64(len(p.Participants))) + len(p.Encoded())
+		for _, id := range p.Participants {
+			n += uvarintLen(uint64(id))
+		}
 	}
 	for i := range e.Commands {
 		n += uvarintLen(uint64(len(e.Commands[i].Effects)))
@@ -94,7 +112,10 @@ func (e *Entry) Append(b []byte) []byte {
 	if e.resolves() {
 		flags |= entResolves
 	}
-	b = append(b, kindEntryV1, flags)
+	if len(e.Prepares) > 0 {
+		flags |= entPrepares
+	}
+	b = append(b, kindEntry, flags)
 	b = binary.AppendUvarint(b, e.Term)
 	b = binary.AppendUvarint(b, e.Index)
 	b = binary.AppendUvarint(b, uint64(e.Fence))
@@ -117,6 +138,20 @@ func (e *Entry) Append(b []byte) []byte {
 		b = binary.AppendUvarint(b, it.Count)
 		b = binary.AppendUvarint(b, uint64(it.Base))
 		b = binary.AppendUvarint(b, uint64(it.Fence))
+		b = binary.AppendUvarint(b, uint64(len(it.Decisions)))
+		for _, x := range it.Decisions {
+			b = binary.AppendUvarint(b, uint64(x.Attempt))
+			b = binary.AppendUvarint(b, sealedOutcome(x))
+		}
+	}
+	if len(e.Prepares) > 0 {
+		b = binary.AppendUvarint(b, uint64(len(e.Prepares)))
+	}
+	for i := range e.Prepares {
+		p := &e.Prepares[i]
+		b = binary.AppendUvarint(b, uint64(p.Attempt))
+		b = appendBool(b, len(p.Effects) > 0)
+		b = appendRegions(b, p.Participants)
 	}
 	for i := range e.Commands {
 		b = binary.AppendUvarint(b, uint64(len(e.Commands[i].Effects)))
@@ -124,7 +159,18 @@ func (e *Entry) Append(b []byte) []byte {
 			b = e.Commands[i].Effects[j].append(b)
 		}
 	}
+	for i := range e.Prepares {
+		b = append(b, e.Prepares[i].Encoded()...)
+	}
 	return b
+}
+
+// sealedOutcome is a decision's outcome in a seal.
+func sealedOutcome(x pdpb.Decision) uint64 {
+	if x.Commit {
+		return uint64(x.Rev) + 1
+	}
+	return 0
 }
 
 func (f *Effect) append(b []byte) []byte {
@@ -155,10 +201,11 @@ type Summary struct {
 	Meta        bool // a command of the placement machine, not of the region
 	Resolves    bool // an effect is of CreateResolve
 	Seals       []pdpb.Item
+	Prepares    []pdpb.Fact // without index and stamp
 }
 
 // Silent says whether the entry has nothing to order (O2). An empty payload is silent.
-func (s *Summary) Silent() bool { return s.Commands == 0 && !s.Meta }
+func (s *Summary) Silent() bool { return s.Commands == 0 && len(s.Prepares) == 0 && !s.Meta }
 
 // Peek reads the head of a payload. An empty payload (the entry that opens a term) gives an
 // empty summary.
@@ -178,21 +225,37 @@ func Peek(data []byte) (Summary, error) {
 
 // head reads everything before the commands and returns the total number of effects.
 func (d *decoder) head(s *Summary) (effects int) {
-	d.version(kindEntryV1, "entry")
+	d.version(kindEntry, "entry")
 	flags := d.byte()
-	if flags&^entResolves != 0 {
+	if flags&^(entResolves|entPrepares) != 0 {
 		d.fail("entry flags")
 	}
 	s.Resolves = flags&entResolves != 0
 	s.Term, s.Index, s.Fence, s.Count = d.uvarint(), d.uvarint(), pdpb.Fence(d.uvarint()), d.uvarint()
 	s.Commands, effects = d.count(1), d.count(2)
-	if n := d.count(7); n > 0 {
+	if n := d.count(8); n > 0 {
 		region, inc, first := RegionID(d.uvarint()), uint32(d.uvarint()), d.uvarint()
 		s.Seals = make([]pdpb.Item, n)
 		for i := range s.Seals {
 			s.Seals[i] = pdpb.Item{Region: region, Incarnation: inc, N: first + uint64(i),
 				Cut: pdpb.Cut(d.uvarint()), Upto: d.uvarint(), UptoTerm: d.uvarint(), Cum: d.uvarint(),
 				Count: d.uvarint(), Base: mvcc.Revision(d.uvarint()), Fence: pdpb.Fence(d.uvarint())}
+			for m := d.count(2); m > 0; m-- {
+				x := pdpb.Decision{Attempt: pdpb.AttemptID(d.uvarint())}
+				if outcome := d.uvarint(); outcome > 0 {
+					x.Commit, x.Rev = true, mvcc.Revision(outcome-1)
+				}
+				s.Seals[i].Decisions = append(s.Seals[i].Decisions, x)
+			}
+		}
+	}
+	if flags&entPrepares != 0 {
+		n := d.count(3)
+		if n == 0 {
+			d.fail("prepares")
+		}
+		for range n {
+			s.Prepares = append(s.Prepares, pdpb.Fact{Attempt: pdpb.AttemptID(d.uvarint()), Writes: d.bool(), Participants: d.regions()})
 		}
 	}
 	return effects
@@ -232,6 +295,14 @@ func DecodeEntry(data []byte, e *Entry) error {
 	}
 	if len(free) != 0 {
 		d.fail("effects")
+	}
+	e.Prepares = nil // what is prepared outlives the entry
+	for i := range s.Prepares {
+		p := d.prepared()
+		if p.Attempt != s.Prepares[i].Attempt || (len(p.Effects) > 0) != s.Prepares[i].Writes || !slices.Equal(p.Participants, s.Prepares[i].Participants) {
+			d.fail("prepare")
+		}
+		e.Prepares = append(e.Prepares, p)
 	}
 	if err := d.done(); err != nil {
 		return err

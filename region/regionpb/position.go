@@ -8,12 +8,12 @@ import (
 	"braid/pd/pdpb"
 )
 
-const positionV1 = 1
+const positionV2 = 2
 
 // Position says how far a replica's state has come and what that state is of (D1). It is written
 // in one batch with the data it speaks of and travels in every snapshot; what a replica knows
-// beyond it is rebuilt from the log and from pd. This store has no prepared transactions and no
-// lease spans yet; they will follow the fields here under a new version.
+// beyond it is rebuilt from the log and from pd. This store has no lease spans yet; they will follow
+// the fields here under a new version.
 type Position struct {
 	// Index, Term: the last raft entry that was applied or, being silent, passed.
 	Index, Term uint64
@@ -38,13 +38,16 @@ type Position struct {
 	// Floor is how far history may have been removed: reads below it fail (C1).
 	Floor      mvcc.Revision
 	Descriptor pdpb.Descriptor // holds the incarnation too
+	// Prepared are the attempts that are prepared here and not decided, ascending. The slice is
+	// replaced, never changed: copies of a position share it.
+	Prepared []Prepared
 	// Meta is the placement machine's state in single-group mode, else nil.
 	Meta []byte
 }
 
 // Append appends the encoding to b.
 func (p *Position) Append(b []byte) []byte {
-	b = append(b, positionV1)
+	b = append(b, positionV2)
 	for _, v := range [...]uint64{p.Index, p.Term, p.Item, p.Upto, p.UptoTerm, uint64(p.Cut), uint64(p.Revision), p.Cum,
 		uint64(p.Fence), p.Sealed, p.ConfIndex} {
 		b = binary.AppendUvarint(b, v)
@@ -52,6 +55,10 @@ func (p *Position) Append(b []byte) []byte {
 	b = appendBytes(b, p.ConfState)
 	b = binary.AppendUvarint(b, zig(int64(p.Floor)))
 	b = appendDescriptor(b, &p.Descriptor)
+	b = binary.AppendUvarint(b, uint64(len(p.Prepared)))
+	for i := range p.Prepared {
+		b = append(b, p.Prepared[i].Encoded()...)
+	}
 	return appendBytes(b, p.Meta)
 }
 
@@ -59,7 +66,7 @@ func (p *Position) Append(b []byte) []byte {
 func DecodePosition(data []byte) (Position, error) {
 	var p Position
 	d := decoder{b: append([]byte(nil), data...)}
-	d.version(positionV1, "position")
+	d.version(positionV2, "position")
 	for _, v := range [...]*uint64{&p.Index, &p.Term, &p.Item, &p.Upto, &p.UptoTerm, (*uint64)(&p.Cut)} {
 		*v = d.uvarint()
 	}
@@ -70,12 +77,19 @@ func DecodePosition(data []byte) (Position, error) {
 	p.ConfState = d.bytes()
 	p.Floor = mvcc.Revision(d.varint())
 	p.Descriptor = d.descriptor()
+	for n := d.count(3); n > 0; n-- {
+		p.Prepared = append(p.Prepared, d.prepared())
+	}
 	p.Meta = d.bytes()
 	return p, d.done()
 }
 
 // String prints the position in one stable line.
 func (p *Position) String() string {
-	return fmt.Sprintf("index %d/%d item %d upto %d/%d cut %d rev %d cum %d fence %d sealed %d floor %d",
+	s := fmt.Sprintf("index %d/%d item %d upto %d/%d cut %d rev %d cum %d fence %d sealed %d floor %d",
 		p.Index, p.Term, p.Item, p.Upto, p.UptoTerm, p.Cut, p.Revision, p.Cum, p.Fence, p.Sealed, p.Floor)
+	for i := range p.Prepared {
+		s += fmt.Sprintf(" prepared [%v]", &p.Prepared[i])
+	}
+	return s
 }

@@ -43,18 +43,20 @@ type Command struct {
 	Effects []Effect
 }
 
-// Entry is the payload of a raft entry of a region. An entry without commands is silent (O2).
+// Entry is the payload of a raft entry of a region. An entry without commands and prepares is
+// silent (O2).
 type Entry struct {
 	Term, Index uint64      // where the leader meant it to be; a mismatch voids it (E1)
 	Fence       pdpb.Fence  // the fence its leader knew (F2)
 	Seals       []pdpb.Item // contiguous items, so that the log is self-contained (O2, P4)
 	Commands    []Command
+	Prepares    []Prepared // they consume no revision here; the commit does
 
 	arena []Effect // where DecodeEntry keeps the effects of all commands
 }
 
 // Silent says whether the entry has nothing to order.
-func (e *Entry) Silent() bool { return len(e.Commands) == 0 }
+func (e *Entry) Silent() bool { return len(e.Commands) == 0 && len(e.Prepares) == 0 }
 
 // Count is the number of revisions the entry consumes when it is not void.
 func (e *Entry) Count() uint64 {
@@ -88,6 +90,9 @@ const (
 	NotComplete // the replica is not complete through the wanted cut
 	// Local trouble.
 	Stopped
+	// Attempts over several regions, certainly not executed.
+	LockLost // the leader of the lock's term does not hold it any more (T1); not prepared
+	Aborted  // the attempt was aborted
 )
 
 // Error is an error of a region.
@@ -99,7 +104,8 @@ type Error struct {
 
 var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
-	"future revision", "not complete", "stopped"}
+	"future revision", "not complete", "stopped",
+	"lock lost", "aborted"}
 
 // String is the code in words.
 func (c Code) String() string {

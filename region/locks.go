@@ -1,0 +1,248 @@
+package region
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+)
+
+// lockTable is who may use which keys of a region while attempts over several regions are under
+// way (T1, T5). It is pure and belongs to the group's owner; only a leader has anything in it.
+//
+// An attempt locks everything it needs of a region at once. It is granted when nobody who is in
+// front of it is in conflict: holders, and waiters that are older (oldest attempt first). Since
+// coordinators lock region after region in the order of keys, and within a region everybody waits
+// for holders or for older attempts only, nobody waits in a circle. Commands of a single region
+// take no locks: they wait while they conflict with a holder, or with a waiter, so that a stream
+// of them cannot keep a waiter out; one that has waited long no longer stands back for waiters,
+// and waiters stand back for it, so that a stream of attempts cannot keep it out either.
+//
+// A lock that is only granted is volatile: it ends with the term, with a higher fence (F3), when
+// its coordinator gives it up or is not heard of for a while. Once its prepare is applied it is in
+// the position, and only the decision ends it.
+type lockTable struct {
+	term    uint64 // whose locks these are; 0 when this replica does not lead
+	seq     uint64 // of the last grant
+	held    []*lock
+	waiting []*lock // ascending by attempt
+}
+
+type lockState uint8
+
+const (
+	lockWaiting  lockState = iota
+	lockGranted            // the coordinator may read
+	lockProposed           // its prepare is in the log, not applied
+	lockPrepared           // its prepare is in the position
+)
+
+type lock struct {
+	attempt pdpb.AttemptID
+	spans   []regionpb.LockSpan
+	state   lockState
+	id      regionpb.LockID
+	ticks   int // in this state
+	reply   func(regionpb.LockID, error)
+}
+
+func conflicts(a, b []regionpb.LockSpan) bool {
+	for i := range a {
+		for j := range b {
+			if (a[i].Exclusive || b[j].Exclusive) && spansOverlap(a[i].Span, b[j].Span) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func spansOverlap(a, b mvcc.Span) bool {
+	return (a.End == nil || bytes.Compare(b.Start, a.End) < 0) && (b.End == nil || bytes.Compare(a.Start, b.End) < 0)
+}
+
+func (t *lockTable) empty() bool { return len(t.held)+len(t.waiting) == 0 }
+func (t *lockTable) len() int    { return len(t.held) + len(t.waiting) }
+
+func (t *lockTable) find(attempt pdpb.AttemptID) *lock {
+	for _, l := range t.held {
+		if l.attempt == attempt {
+			return l
+		}
+	}
+	return nil
+}
+
+// begin starts a term with the locks of what is prepared: a new leader has them all, because
+// everything before its term is applied (E2).
+func (t *lockTable) begin(term uint64, prepared []regionpb.Prepared) {
+	t.term = term
+	for i := range prepared {
+		p := &prepared[i]
+		t.held = append(t.held, &lock{attempt: p.Attempt, spans: p.Locks, state: lockPrepared})
+	}
+}
+
+// end forgets everything and returns who waited: leadership was lost.
+func (t *lockTable) end() (waiting []*lock) {
+	waiting = t.waiting
+	*t = lockTable{seq: t.seq}
+	return waiting
+}
+
+// fence drops what is not prepared: it was read, or would be prepared, under an older fence (F3).
+func (t *lockTable) fence(prepared []regionpb.Prepared) {
+	t.held = slices.DeleteFunc(t.held, func(l *lock) bool {
+		return !slices.ContainsFunc(prepared, func(p regionpb.Prepared) bool { return p.Attempt == l.attempt })
+	})
+}
+
+// request makes an attempt wait. One that asks again lost the answer: it gets a new grant, with a
+// new number, so that only the newest counts.
+func (t *lockTable) request(l *lock) (ok bool) {
+	if old := t.find(l.attempt); old != nil {
+		if old.state != lockGranted {
+			return false // it has been used
+		}
+		t.release(l.attempt)
+	}
+	i, again := slices.BinarySearchFunc(t.waiting, l.attempt, func(w *lock, id pdpb.AttemptID) int { return cmp.Compare(w.attempt, id) })
+	if again {
+		return false
+	}
+	t.waiting = slices.Insert(t.waiting, i, l)
+	return true
+}
+
+// grant returns the waiters that got their locks. busy says of spans that something that was
+// evaluated before is not numbered yet, or must go first: what an attempt reads under its locks
+// must be what all of it leaves behind.
+func (t *lockTable) grant(busy func([]regionpb.LockSpan) bool) (granted []*lock) {
+	for i := 0; i < len(t.waiting); {
+		w := t.waiting[i]
+		if t.inFront(w.spans, i) || busy(w.spans) {
+			i++
+			continue
+		}
+		t.waiting = slices.Delete(t.waiting, i, i+1)
+		t.seq++
+		w.state, w.ticks, w.id = lockGranted, 0, regionpb.LockID{Term: t.term, Seq: t.seq}
+		t.held = append(t.held, w)
+		granted = append(granted, w)
+	}
+	return granted
+}
+
+// inFront says whether spans conflict with a holder or with one of the first n waiters.
+func (t *lockTable) inFront(spans []regionpb.LockSpan, n int) bool {
+	for _, l := range t.held {
+		if conflicts(l.spans, spans) {
+			return true
+		}
+	}
+	for _, l := range t.waiting[:n] {
+		if conflicts(l.spans, spans) {
+			return true
+		}
+	}
+	return false
+}
+
+// release ends a lock that is held.
+func (t *lockTable) release(attempt pdpb.AttemptID) {
+	t.held = slices.DeleteFunc(t.held, func(l *lock) bool { return l.attempt == attempt })
+}
+
+// cancel takes back a request that waits.
+func (t *lockTable) cancel(attempt pdpb.AttemptID) *lock {
+	for i, l := range t.waiting {
+		if l.attempt == attempt {
+			t.waiting = slices.Delete(t.waiting, i, i+1)
+			return l
+		}
+	}
+	return nil
+}
+
+// tick lets time pass. It returns the waiters that have waited too long, which leave the table,
+// and the prepared attempts of which pd must be asked for an abort (T6).
+func (t *lockTable) tick(ticks int, l *Limits) (late []*lock, orphans []pdpb.AttemptID) {
+	t.held = slices.DeleteFunc(t.held, func(x *lock) bool {
+		before := x.ticks
+		x.ticks += ticks
+		switch x.state {
+		case lockGranted:
+			return x.ticks > l.LockTicksMax
+		case lockPrepared:
+			if x.ticks/l.AbortTicks > before/l.AbortTicks {
+				orphans = append(orphans, x.attempt)
+			}
+		}
+		return false
+	})
+	t.waiting = slices.DeleteFunc(t.waiting, func(x *lock) bool {
+		if x.ticks += ticks; x.ticks > l.LockWaitTicksMax {
+			late = append(late, x)
+			return true
+		}
+		return false
+	})
+	return late, orphans
+}
+
+// spansOf makes a transaction of one region comparable with locks: what it may write, on either
+// branch, as exclusive, what it reads as shared.
+func spansOf(dst []regionpb.LockSpan, txn *pb.TxnRequest) []regionpb.LockSpan {
+	add := func(key, end []byte, exclusive bool) {
+		s, single := spanOf(key, end)
+		if single {
+			s = mvcc.Key(key)
+		}
+		if !s.Empty() {
+			dst = append(dst, regionpb.LockSpan{Span: s, Exclusive: exclusive})
+		}
+	}
+	for _, c := range txn.GetCompare() {
+		add(c.GetKey(), c.GetRangeEnd(), false)
+	}
+	for _, ops := range [2][]*pb.RequestOp{txn.GetSuccess(), txn.GetFailure()} {
+		for _, op := range ops {
+			switch r := op.Request.(type) {
+			case *pb.RequestOp_RequestRange:
+				add(r.RequestRange.GetKey(), r.RequestRange.GetRangeEnd(), false)
+			case *pb.RequestOp_RequestPut:
+				add(r.RequestPut.GetKey(), nil, true)
+			case *pb.RequestOp_RequestDeleteRange:
+				add(r.RequestDeleteRange.GetKey(), r.RequestDeleteRange.GetRangeEnd(), true)
+			case *pb.RequestOp_RequestTxn:
+				dst = spansOf(dst, r.RequestTxn)
+			}
+		}
+	}
+	return dst
+}
+
+// String prints who holds and who waits for what, a line for each.
+func (t *lockTable) String() string {
+	var b strings.Builder
+	names := [...]string{"waits", "holds", "proposed", "prepared"}
+	for _, l := range append(slices.Clone(t.held), t.waiting...) {
+		fmt.Fprintf(&b, "t%d %s", l.attempt, names[l.state])
+		for _, s := range l.spans {
+			mode := "shared"
+			if s.Exclusive {
+				mode = "exclusive"
+			}
+			fmt.Fprintf(&b, " %s %v", mode, s.Span)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
