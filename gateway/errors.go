@@ -35,7 +35,6 @@ var regionErrors = map[regionpb.Code]error{
 
 // routerErrors are the router's own.
 var routerErrors = []struct{ is, status error }{
-	{router.ErrCrossRegion, status.Error(codes.Unimplemented, router.ErrCrossRegion.Error())},
 	{router.ErrTimeout, rpctypes.ErrGRPCTimeout},
 	{router.ErrUnknownOutcome, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	{router.ErrNotSent, rpctypes.ErrGRPCTimeoutDueToConnectionLost},

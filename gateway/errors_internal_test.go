@@ -65,7 +65,6 @@ func TestErrorTable(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		{router.ErrCrossRegion, codes.Unimplemented, "braid: a transaction over several regions is not available yet"},
 		{router.ErrTimeout, codes.Unavailable, "etcdserver: request timed out"},
 		{fmt.Errorf("%w: %w", router.ErrUnknownOutcome, errors.New("reset")), codes.Unavailable, "etcdserver: request timed out, possibly due to connection lost"},
 		{router.ErrNotSent, codes.Unavailable, "etcdserver: request timed out, possibly due to connection lost"},

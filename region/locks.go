@@ -18,7 +18,8 @@ import (
 // way (T1, T5). It is pure and belongs to the group's owner; only a leader has anything in it.
 //
 // An attempt locks everything it needs of a region at once. It is granted when nobody who is in
-// front of it is in conflict: holders, and waiters that are older (oldest attempt first). Since
+// front of it is in conflict: holders, and waiters that are older (the oldest first, by the
+// transaction's first attempt). Since
 // coordinators lock region after region in the order of keys, and within a region everybody waits
 // for holders or for older attempts only, nobody waits in a circle. Commands of a single region
 // take no locks: they wait while they conflict with a holder, or with a waiter, so that a stream
@@ -32,7 +33,7 @@ type lockTable struct {
 	term    uint64 // whose locks these are; 0 when this replica does not lead
 	seq     uint64 // of the last grant
 	held    []*lock
-	waiting []*lock // ascending by attempt
+	waiting []*lock // ascending by age, then attempt
 }
 
 type lockState uint8
@@ -46,6 +47,7 @@ const (
 
 type lock struct {
 	attempt pdpb.AttemptID
+	age     pdpb.AttemptID // the transaction's first attempt
 	spans   []regionpb.LockSpan
 	state   lockState
 	id      regionpb.LockID
@@ -113,7 +115,9 @@ func (t *lockTable) request(l *lock) (ok bool) {
 		}
 		t.release(l.attempt)
 	}
-	i, again := slices.BinarySearchFunc(t.waiting, l.attempt, func(w *lock, id pdpb.AttemptID) int { return cmp.Compare(w.attempt, id) })
+	i, again := slices.BinarySearchFunc(t.waiting, l, func(w, l *lock) int {
+		return cmp.Or(cmp.Compare(w.age, l.age), cmp.Compare(w.attempt, l.attempt))
+	})
 	if again {
 		return false
 	}

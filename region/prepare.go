@@ -26,6 +26,7 @@ import (
 // Lock asks for an attempt's locks in this region.
 type Lock struct {
 	Attempt pdpb.AttemptID
+	Age     pdpb.AttemptID      // the transaction's first attempt; lower ones go first
 	Spans   []regionpb.LockSpan // must not change any more
 	// Reply is called exactly once and must not block, when the locks are granted or never will be.
 	Reply func(regionpb.LockID, error)
@@ -109,7 +110,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	}
 	late, orphans := r.locks.tick(ticks, &r.lim)
 	for _, l := range late {
-		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
+		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 	for _, id := range orphans {
 		if r.cfg.Abort != nil {
@@ -157,7 +158,7 @@ func (r *Replica) takeLock(q *Lock) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
-	if !r.locks.request(&lock{attempt: q.Attempt, spans: q.Spans, reply: q.Reply}) {
+	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, spans: q.Spans, reply: q.Reply}) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 }

@@ -35,8 +35,7 @@ func fastOptions() router.Options {
 	return router.Options{RetryMin: time.Microsecond, RetryMax: time.Microsecond, CountWorkers: 3, ChunkBytes: 64, PageBytes: 200}
 }
 
-// generator makes requests. Writes touch one key each, so that they are legal however the store
-// is divided.
+// generator makes requests.
 type generator struct {
 	*rand.Rand
 	rev int64 // about the current revision
@@ -127,10 +126,58 @@ func (g *generator) writeTxn() *pb.TxnRequest {
 	return t
 }
 
+// wideTxn writes and reads anywhere, nested too. As etcd wants it, no key is written twice on one
+// way through it: below a border only ranges are deleted, each part once, above it keys are put.
+func (g *generator) wideTxn(low, border, high, depth int) *pb.TxnRequest {
+	t := g.readTxn(0)
+	t.Success, t.Failure = nil, nil
+	if g.one(2) {
+		t.Compare = nil
+	}
+	for _, branch := range []*[]*pb.RequestOp{&t.Success, &t.Failure} {
+		at, put := low, border
+		for range g.IntN(6) {
+			op := &pb.RequestOp{}
+			switch g.IntN(5) {
+			case 0:
+				end := at + g.IntN(border-at+1)
+				del := &pb.DeleteRangeRequest{Key: key(at), RangeEnd: key(end), PrevKv: g.one(2)}
+				op.Request = &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: del}
+				at = end
+			case 1, 2:
+				if put += 1 + g.IntN(12); put >= high {
+					continue
+				}
+				op.Request = &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key(put), Value: g.value(), PrevKv: g.one(2), IgnoreValue: g.one(12)}}
+			case 3:
+				if depth == 0 || put+12 >= high {
+					continue
+				}
+				op.Request = &pb.RequestOp_RequestTxn{RequestTxn: g.wideTxn(put+1, put+1, put+12, depth-1)}
+				put += 12
+			default:
+				op.Request = &pb.RequestOp_RequestRange{RequestRange: g.rangeRequest()}
+			}
+			*branch = append(*branch, op)
+		}
+	}
+	return t
+}
+
 // request runs one random request on a router and returns what came of it.
 func request(g *generator) func(r *router.Router) (proto.Message, error) {
 	ctx := context.Background()
-	switch g.IntN(10) {
+	switch g.IntN(12) {
+	case 10:
+		req := g.wideTxn(0, g.IntN(50), 60, 1)
+		return func(r *router.Router) (proto.Message, error) { return r.Txn(ctx, proto.Clone(req).(*pb.TxnRequest)) }
+	case 11:
+		if !g.one(3) {
+			break
+		}
+		req := &pb.DeleteRangeRequest{PrevKv: g.one(2)}
+		req.Key, req.RangeEnd = g.bounds()
+		return func(r *router.Router) (proto.Message, error) { return r.DeleteRange(ctx, req) }
 	case 0, 1:
 		req := &pb.PutRequest{Key: key(g.IntN(60)), Value: g.value(), PrevKv: g.one(2)}
 		req.IgnoreValue = g.one(10)

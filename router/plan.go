@@ -68,7 +68,7 @@ func (p *placer) span(key, end []byte) error {
 			if p.region.Span.Contains(key) {
 				return nil
 			}
-			return ErrCrossRegion
+			return errSeveral
 		}
 		d, ok := find(p.regions, key)
 		if !ok {
@@ -90,7 +90,7 @@ func (p *placer) span(key, end []byte) error {
 		p.region = d
 	}
 	if !p.region.Span.Covers(span) {
-		return ErrCrossRegion
+		return errSeveral
 	}
 	return nil
 }

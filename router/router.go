@@ -11,7 +11,9 @@
 // serializable read; walk the regions of the range in key order, each in replies of bounded size
 // at that one revision (S3); put together count, more, order and limit exactly as etcd does.
 // The life of a write: find the one region that holds all its keys, hand it over, and try again
-// with growing pauses only while the answer says that nothing happened and nothing will.
+// with growing pauses only while the answer says that nothing happened and nothing will. A write
+// with keys in several regions is coordinated here (package txn): lock, evaluate at a read point,
+// have every region prepare, and hear from them when a cut has committed it.
 //
 // All methods may be called from any number of goroutines. Ranges run on the caller's goroutine;
 // counting and hashing over many regions use a bounded number of their own, which have ended
@@ -29,12 +31,10 @@ import (
 	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
+	"braid/router/txn"
 )
 
 var (
-	// ErrCrossRegion refuses a writing transaction whose keys lie in more than one region.
-	// Nothing was executed.
-	ErrCrossRegion = errors.New("braid: a transaction over several regions is not available yet")
 	// ErrTimeout says that the request's own time was up, as opposed to the client's. A write
 	// may have been executed, or may be later.
 	ErrTimeout = errors.New("router: request timed out")
@@ -42,9 +42,11 @@ var (
 	// been executed, or may be later.
 	ErrUnknownOutcome = errors.New("router: outcome of a write is unknown")
 	// ErrNotSent is wrapped by Stores when a request never left this node.
-	ErrNotSent = errors.New("router: request was not sent")
+	ErrNotSent = txn.ErrNotSent
 	// ErrNoRegion says that the directory does not cover the key yet, as before bootstrap.
 	ErrNoRegion = errors.New("router: no region holds this key")
+	// errSeveral says that a transaction's keys lie in more than one region.
+	errSeveral = errors.New("router: keys of several regions")
 	// errInvalid is wrapped by what is said of a reply that breaks the contract of Stores.
 	errInvalid = errors.New("router: invalid reply")
 )
@@ -60,6 +62,12 @@ type Oracle interface {
 	// Compact decides a compaction at its place among the cuts (C3) and returns the revision of
 	// the store there. Its refusals are *regionpb.Error with Compacted or FutureRevision.
 	Compact(ctx context.Context, rev int64) (mvcc.Revision, error)
+	// Attempt returns the id of a new attempt of a transaction over several regions. Ids rise over
+	// time (T5); fresh asks for one that is newer than all that this node took before.
+	Attempt(ctx context.Context, fresh bool) (pdpb.AttemptID, error)
+	// Abort aborts an attempt unless it is decided, and says how it was decided: nil with the
+	// revision of the commit, or a *regionpb.Error with Aborted. Any other error leaves it open.
+	Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.Revision, error)
 	// Regions returns the directory, sorted by start key and without gaps. The slice is an
 	// immutable snapshot.
 	Regions() []pdpb.Descriptor
@@ -73,6 +81,13 @@ type Stores interface {
 	// Write hands a transaction to the region's leader. All its keys lie in the region. The
 	// request may be kept after ctx has ended.
 	Write(ctx context.Context, region pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error)
+	// Lock asks a region's leader for an attempt's locks, and waits for the grant.
+	Lock(ctx context.Context, region pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error)
+	// Prepare asks the leader that granted a lock to prepare, and waits for the decision: the
+	// revision of the commit, or an error that says what is known. The request may be kept.
+	Prepare(ctx context.Context, region pdpb.Descriptor, req *regionpb.PrepareRequest) (mvcc.Revision, error)
+	// Release gives up a lock that is not used. Nobody waits, and it may be lost.
+	Release(region pdpb.Descriptor, req *regionpb.ReleaseRequest)
 	// Read reads on the nearest replica, local ones first.
 	Read(ctx context.Context, region pdpb.Descriptor, req *regionpb.ReadRequest) (*regionpb.ReadResponse, error)
 	// Hash opens streams that together give the hash records of all the regions, each record

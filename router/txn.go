@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -10,7 +11,7 @@ import (
 )
 
 // Txn executes a transaction. One that cannot write is evaluated at a read point, over any number
-// of regions; any other must lie in one region, else ErrCrossRegion. Headers hold only revisions.
+// of regions, without locks. Headers hold only revisions.
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
@@ -58,8 +59,8 @@ func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, 
 	return resp, nil
 }
 
-// DeleteRange deletes the keys of a range, which must lie in one region, else ErrCrossRegion. The
-// response's header holds only the revision.
+// DeleteRange deletes the keys of a range, at one revision. The response's header holds only the
+// revision.
 func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
@@ -104,6 +105,9 @@ func (r *Router) writeTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespo
 func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	for b := r.backoff(); ; {
 		resp, err := r.proposeOnce(ctx, w)
+		if errors.Is(err, errSeveral) {
+			return r.attempts(ctx, w.Txn)
+		}
 		if err == nil || !notExecuted(err) {
 			return resp, err
 		}

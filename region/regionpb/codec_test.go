@@ -187,7 +187,7 @@ func TestRPCRoundTrip(t *testing.T) {
 
 func TestTxnRPCRoundTrip(t *testing.T) {
 	x := &testPrepares[0]
-	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Locks: x.Locks}
+	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Age: 77, Locks: x.Locks}
 	if got, err := DecodeLockRequest(AppendLockRequest(nil, l)); err != nil || !reflect.DeepEqual(got, l) {
 		t.Errorf("%+v came back as %+v, %v", l, got, err)
 	}

@@ -126,7 +126,10 @@ type LockRequest struct {
 	Region  RegionID
 	Epoch   uint64
 	Attempt pdpb.AttemptID
-	Locks   []LockSpan
+	// Age is the transaction's first attempt: lower ones go first, so that nobody starves by having
+	// to try again.
+	Age   pdpb.AttemptID
+	Locks []LockSpan
 }
 
 // LockID names a grant: a lock belongs to an attempt, a region and a term (T1). Seq tells grants
@@ -158,6 +161,7 @@ func AppendLockRequest(b []byte, r *LockRequest) []byte {
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
 	b = binary.AppendUvarint(b, uint64(r.Attempt))
+	b = binary.AppendUvarint(b, uint64(r.Age))
 	return appendLocks(b, r.Locks)
 }
 
@@ -165,7 +169,8 @@ func AppendLockRequest(b []byte, r *LockRequest) []byte {
 func DecodeLockRequest(data []byte) (*LockRequest, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "lock request")
-	r := &LockRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Attempt: pdpb.AttemptID(d.uvarint()), Locks: d.locks()}
+	r := &LockRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Attempt: pdpb.AttemptID(d.uvarint()),
+		Age: pdpb.AttemptID(d.uvarint()), Locks: d.locks()}
 	return r, d.done()
 }
 

@@ -42,11 +42,13 @@ type Store struct {
 	reads    int
 	largest  int64 // bytes of the largest reply
 	overtake bool  // the next read finds its versions removed
+	cross    crossState
 }
 
 // New returns an empty store of len(splits)+1 regions, divided at the given keys.
 func New(splits ...string) *Store {
 	s := &Store{history: make(map[string][]mvcc.Version), rev: 1, floor: -1, cut: 1, version: 1}
+	s.cross.init(&s.mu)
 	slices.Sort(splits)
 	var start []byte
 	for i, k := range append(splits, "") {
@@ -350,6 +352,9 @@ func (s *Store) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.Writ
 	}
 	if !within(d.Span, req.Txn) {
 		return nil, fmt.Errorf("routertest: a transaction names keys outside of %v", d.Span)
+	}
+	if err := s.cross.await(ctx, 0, locksOf(nil, req.Txn)); err != nil {
+		return nil, err
 	}
 	return s.write(req.Txn)
 }

@@ -1,0 +1,266 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+	"braid/router/txn"
+)
+
+// participant is a region's part in a transaction.
+type participant struct {
+	region pdpb.Descriptor
+	locks  []regionpb.LockSpan
+}
+
+// participants cuts what a transaction may look at and write, on any branch, by region, in the
+// order of keys: locks are taken in this order (T5).
+func participants(regions []pdpb.Descriptor, req *pb.TxnRequest) ([]participant, error) {
+	spans := lockSpans(nil, req)
+	byRegion := map[pdpb.RegionID]*participant{}
+	var list []*participant
+	for _, l := range spans {
+		rest := l.Span
+		for _, d := range overlapping(regions, l.Span) {
+			clip := rest.Intersect(d.Span)
+			p := byRegion[d.ID]
+			if p == nil {
+				p = &participant{region: d}
+				byRegion[d.ID] = p
+				list = append(list, p)
+			}
+			p.locks = append(p.locks, regionpb.LockSpan{Span: clip, Exclusive: l.Exclusive})
+		}
+	}
+	if len(list) == 0 {
+		return nil, ErrNoRegion
+	}
+	slices.SortFunc(list, func(a, b *participant) int { return bytes.Compare(a.region.Span.Start, b.region.Span.Start) })
+	out := make([]participant, len(list))
+	for i, p := range list {
+		out[i] = *p
+	}
+	return out, nil
+}
+
+// lockSpans appends what a transaction reads, shared, and what it may write, exclusive.
+func lockSpans(dst []regionpb.LockSpan, req *pb.TxnRequest) []regionpb.LockSpan {
+	add := func(key, end []byte, exclusive bool) {
+		if s := rangeSpan(key, end); !s.Empty() {
+			dst = append(dst, regionpb.LockSpan{Span: s, Exclusive: exclusive})
+		}
+	}
+	for _, c := range req.Compare {
+		add(c.Key, c.RangeEnd, false)
+	}
+	for _, branch := range [...][]*pb.RequestOp{req.Success, req.Failure} {
+		for _, op := range branch {
+			switch o := op.Request.(type) {
+			case *pb.RequestOp_RequestRange:
+				add(o.RequestRange.Key, o.RequestRange.RangeEnd, false)
+			case *pb.RequestOp_RequestPut:
+				add(o.RequestPut.Key, nil, true)
+			case *pb.RequestOp_RequestDeleteRange:
+				add(o.RequestDeleteRange.Key, o.RequestDeleteRange.RangeEnd, true)
+			case *pb.RequestOp_RequestTxn:
+				dst = lockSpans(dst, o.RequestTxn)
+			}
+		}
+	}
+	return dst
+}
+
+// attempts is a transaction over several regions: attempt after attempt, each with an id of its
+// own (T4), while they are certainly not executed.
+func (r *Router) attempts(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	var age pdpb.AttemptID
+	fresh := false
+	for b := r.backoff(); ; {
+		a := &attempt{r: r, req: req}
+		resp, err := a.run(ctx, age, fresh)
+		if err == nil || !a.again {
+			return resp, err
+		}
+		if age == 0 {
+			age = a.id // what was tried first goes first, else a large transaction would starve
+		}
+		fresh = codeOf(err) == regionpb.Aborted
+		if werr := b.wait(ctx); werr != nil {
+			return nil, werr
+		}
+	}
+}
+
+// attempt drives one coordinator with real calls.
+type attempt struct {
+	r     *Router
+	req   *pb.TxnRequest
+	id    pdpb.AttemptID
+	parts []participant
+	c     *txn.Coordinator
+	eval  *evaluation
+	again bool // it is certainly not executed, and a further attempt may fare better
+}
+
+// preparedReply is the end of one prepare.
+type preparedReply struct {
+	part int
+	rev  mvcc.Revision
+	err  error
+}
+
+func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.TxnResponse, error) {
+	r := a.r
+	var err error
+	if a.parts, err = participants(r.oracle.Regions(), a.req); err != nil {
+		a.again = true
+		return nil, err
+	}
+	if a.id, err = r.oracle.Attempt(ctx, fresh); err != nil {
+		a.again = readAgain(err)
+		return nil, err
+	}
+	if age == 0 {
+		age = a.id
+	}
+	a.c = txn.New(len(a.parts))
+	// Prepares that nobody waits for any more end with pctx; the calls have ended when run returns.
+	pctx, cancel := context.WithCancel(ctx)
+	replies := make(chan preparedReply, len(a.parts))
+	open := 0
+	defer func() {
+		cancel()
+		for ; open > 0; open-- {
+			<-replies
+		}
+	}()
+	todo := a.c.Start()
+	for a.c.Result().Outcome == txn.Open {
+		if len(todo) == 0 {
+			select {
+			case p := <-replies:
+				open--
+				todo = a.c.Prepared(p.part, p.rev, p.err)
+			case <-ctx.Done():
+				todo = a.c.GiveUp(ctx.Err())
+			}
+			continue
+		}
+		do := todo[0]
+		todo = todo[1:]
+		var next []txn.Action
+		switch do.Kind {
+		case txn.Lock:
+			id, err := a.lock(ctx, do.Part, age)
+			if err != nil && ctx.Err() != nil {
+				next = a.c.GiveUp(ctx.Err())
+			} else {
+				next = a.c.Locked(do.Part, id, err)
+			}
+		case txn.Evaluate:
+			next = a.c.Evaluated(a.evaluate(ctx))
+		case txn.Prepare:
+			open++
+			go func() { replies <- a.prepare(pctx, do.Part) }()
+		case txn.AskAbort:
+			next = a.c.Asked(a.abort(ctx))
+		}
+		todo = append(todo, next...)
+	}
+	for _, do := range todo {
+		if do.Kind == txn.Release {
+			r.stores.Release(a.parts[do.Part].region, &regionpb.ReleaseRequest{Region: a.parts[do.Part].region.ID, Attempt: a.id})
+		}
+	}
+	switch res := a.c.Result(); res.Outcome {
+	case txn.Committed:
+		return a.eval.fill(res.Rev), nil
+	case txn.Nothing:
+		return a.eval.fill(a.eval.p.rev), nil
+	case txn.Retry:
+		a.again = true
+		return nil, res.Err
+	case txn.Failed:
+		return nil, res.Err
+	default:
+		return nil, unknown(res.Err)
+	}
+}
+
+// lock asks a region for its locks, again while it has no leader: a grant binds nobody until it is
+// used, so that asking twice does no harm.
+func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockID, error) {
+	p := &a.parts[part]
+	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks}
+	for b := a.r.backoff(); ; {
+		id, err := a.r.stores.Lock(ctx, p.region, req)
+		if err == nil || (codeOf(err) != regionpb.NotLeader && !errors.Is(err, ErrNotSent)) {
+			return id, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return id, werr
+		}
+	}
+}
+
+// abort asks pd for an abort, until pd has the question.
+func (a *attempt) abort(ctx context.Context) (mvcc.Revision, error) {
+	for b := a.r.backoff(); ; {
+		rev, err := a.r.oracle.Abort(ctx, a.id)
+		if err == nil || !notExecuted(err) {
+			return rev, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return 0, werr
+		}
+	}
+}
+
+// evaluate runs the transaction at a read point that was asked for after the last grant.
+func (a *attempt) evaluate(ctx context.Context) (writes []bool, err error) {
+	err = a.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
+		a.eval, err = a.r.evaluate(ctx, p, a.req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	writes = make([]bool, len(a.parts))
+	for i := range a.eval.effects {
+		writes[a.partOf(a.eval.effects[i].Key)] = true
+	}
+	return writes, nil
+}
+
+// partOf returns the participant that has a key; there is one, since every key is locked.
+func (a *attempt) partOf(key []byte) int {
+	i, ok := slices.BinarySearchFunc(a.parts, key, func(p participant, key []byte) int { return bytes.Compare(p.region.Span.Start, key) })
+	if ok {
+		return i
+	}
+	return i - 1
+}
+
+func (a *attempt) prepare(ctx context.Context, part int) preparedReply {
+	d := a.parts[part].region
+	req := &regionpb.PrepareRequest{Region: d.ID, Attempt: a.id, Lock: a.c.LockID(part)}
+	for i := range a.parts {
+		req.Participants = append(req.Participants, a.parts[i].region.ID)
+	}
+	slices.Sort(req.Participants)
+	for i := range a.eval.effects {
+		if a.partOf(a.eval.effects[i].Key) == part {
+			req.Effects = append(req.Effects, a.eval.effects[i])
+			req.Subs = append(req.Subs, int64(i))
+		}
+	}
+	rev, err := a.r.stores.Prepare(ctx, d, req)
+	return preparedReply{part, rev, err}
+}
