@@ -22,10 +22,11 @@ import (
 
 // multiOracle is the placement group of a multi-group store.
 type multiOracle struct {
-	node   *Node
-	client *order.Client
-	member *pd.Replica // nil on nodes without one
-	ticks  int
+	node     *Node
+	client   *order.Client
+	attempts attemptIDs
+	member   *pd.Replica // nil on nodes without one
+	ticks    int
 }
 
 // orderCaller lets pd's client call other stores.
@@ -55,7 +56,7 @@ func (n *Node) startMulti() error {
 	})
 	n.onClose(func(context.Context) error { client.Close(); return nil })
 	o := &multiOracle{node: n, client: client}
-	n.oracle, n.regions.order = o, client
+	n.oracle, n.regions.order, n.regions.abandon = o, client, o.abandon
 	n.net.Handle(transport.KindOrder, func(from raftid.StoreID, payload []byte) {
 		if err := client.HandleFrameBytes(from, payload); err != nil {
 			n.log.Warn("damaged order frame", zap.Stringer("from", from), zap.Error(err))
@@ -163,6 +164,8 @@ func orderError(err error) error {
 		return regionpb.ErrorOf(regionpb.Compacted)
 	case errors.Is(err, order.ErrFutureRevision):
 		return regionpb.ErrorOf(regionpb.FutureRevision)
+	case errors.Is(err, order.ErrAborted):
+		return regionpb.ErrorOf(regionpb.Aborted)
 	case errors.Is(err, order.ErrOverloaded):
 		return regionpb.ErrorOf(regionpb.TooManyRequests)
 	case errors.Is(err, order.ErrUnknown):

@@ -35,6 +35,7 @@ type regions struct {
 	// self-ordered replicas of a single-group store get these.
 	orderer region.Orderer
 	meta    region.MetaMachine
+	abandon func(pdpb.AttemptID) // nil in single-group mode
 
 	// Owned by reconcileLoop.
 	compared   bool // the split keys
@@ -144,6 +145,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 	cfg := region.Config{
 		Store: n.self, Replica: self, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
 		SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
+		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs) * time.Millisecond),
 		Orderer: r.orderer, Meta: r.meta,
 	}
 	if r.order != nil {

@@ -33,16 +33,19 @@ type stores struct {
 	node  *Node
 	hints sync.Map // pdpb.RegionID -> raftid.StoreID: who led, when this node has no replica
 	reads chan struct{}
+	// releases bounds the releases of locks that are on their way.
+	releases chan struct{}
 }
 
 func newStores(n *Node) *stores {
-	return &stores{node: n, reads: make(chan struct{}, remoteReadsMax)}
+	return &stores{node: n, reads: make(chan struct{}, remoteReadsMax), releases: make(chan struct{}, remoteReadsMax)}
 }
 
 // register makes the other stores' requests for regions reach the replicas here.
 func (s *stores) register() {
 	s.node.net.HandleCall(methodWrite, s.serveWrite)
 	s.node.net.HandleCall(methodRead, s.serveRead)
+	s.registerTxns()
 	s.node.net.HandleCall(methodHash, s.serveHash)
 }
 

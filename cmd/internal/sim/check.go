@@ -109,7 +109,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 		}
 		given += mvcc.Revision(it.Count)
 		k := itemKey{it.Region, it.N}
-		if old, ok := c.items[k]; ok && old != it {
+		if old, ok := c.items[k]; ok && !old.Equal(&it) {
 			c.w.fail("I3: item %v was %v", &it, &old)
 		}
 		c.items[k] = it
@@ -142,7 +142,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 // applied is told each entry by each replica.
 func (c *checker) applied(s *store, id pdpb.RegionID, index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 	a := &appliedEntry{place: place{id, index}, term: term, item: it.N, cut: it.Cut, base: rev, void: void, fence: e.Fence, print: fmt.Sprintf("%v", e.Commands)}
-	if known, ok := c.items[itemKey{id, it.N}]; !ok || known != *it {
+	if known, ok := c.items[itemKey{id, it.N}]; !ok || !known.Equal(it) {
 		c.w.fail("I5: store %d applied item %v, which no member of pd has made (known: %v)", s.i, it, &known)
 		return
 	}

@@ -147,14 +147,11 @@ func oneSession(ctx context.Context, setup Setup, seed uint64, n int) (stats Sta
 }
 
 func report(seed uint64, stats Stats) {
-	fmt.Printf("seed %d: %d requests, %d refused by etcd, %d writes over several regions withheld", seed, stats.Requests, stats.Errors, stats.Withheld)
+	fmt.Printf("seed %d: %d requests, %d refused by etcd, %d writes over several regions, %d not asked of etcd", seed, stats.Requests, stats.Errors, stats.Spread, stats.Withheld)
 	for _, name := range slices.Sorted(maps.Keys(stats.Accepted)) {
 		fmt.Printf(", accepted %q %d times", name, stats.Accepted[name])
 	}
 	fmt.Println()
-	for _, text := range slices.Sorted(maps.Keys(stats.Refusals)) {
-		fmt.Printf("  refusal %q %d times\n", text, stats.Refusals[text])
-	}
 }
 
 // explain shrinks a difference, prints it and writes the replay file.

@@ -12,8 +12,7 @@ type spread int
 
 const (
 	oneRegion spread = iota
-	// arguable: more than one only if ranges that can hold no key are counted, so the store may
-	// execute or refuse it.
+	// arguable: more than one only if ranges that can hold no key are counted.
 	arguable
 	manyRegions
 )
@@ -34,8 +33,8 @@ func (s splits) region(key []byte) int {
 	return sort.Search(len(s), func(i int) bool { return bytes.Compare(s[i], key) > 0 })
 }
 
-// writeSpread classifies a request: a write that touches several regions is refused by a store of
-// several regions, for the time being. Reads always are oneRegion here.
+// writeSpread classifies a request: a write that touches several regions is what the third store
+// is asked for. Reads always are oneRegion here.
 func (s splits) writeSpread(r Request) spread {
 	f := footprint{splits: s, sure: map[int]bool{}, all: map[int]bool{}}
 	switch m := r.Msg.(type) {

@@ -57,9 +57,9 @@ type Session struct {
 type Stats struct {
 	Requests int
 	Errors   int // requests that the reference refused, per plan
-	Withheld int // writes over several regions, refused by the third store as they must be
+	Spread   int // writes over several regions of the third store
+	Withheld int // transactions that etcd was not asked, see deletesAndPuts
 	Accepted map[string]int
-	Refusals map[string]int // texts of those refusals
 }
 
 // Difference is the first disagreement of a sequence.
@@ -95,7 +95,7 @@ func NewSession(ctx context.Context, setup Setup) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{setup: setup, dir: dir, splits: newSplits(setup.Splits)}
-	s.stats.Accepted, s.stats.Refusals = map[string]int{}, map[string]int{}
+	s.stats.Accepted = map[string]int{}
 	s.world = world{current: 1, compact: -1, lookup: s.lookup(ctx)}
 
 	starts := []struct {
@@ -170,8 +170,8 @@ func (s *Session) Step(ctx context.Context, symbolic Request) (*Difference, erro
 	if d, withheld := s.deletesAndPuts(ctx, r); d != nil || withheld {
 		return d, ctx.Err()
 	}
-	if d, withheld := s.crossRegion(ctx, r); d != nil || withheld {
-		return d, ctx.Err()
+	if s.splits.writeSpread(r) == manyRegions {
+		s.stats.Spread++
 	}
 
 	want := s.etcd.Do(ctx, r)
@@ -230,36 +230,6 @@ func (s *Session) judge(r Request, want Answer, t *Target, got Answer) *Differen
 		}
 	}
 	return &Difference{Request: r, Store: t.Name, Want: want, Got: got}
-}
-
-// crossRegion handles writes that span regions of the third store. It must refuse them as
-// Unimplemented and change nothing; then the other two are not asked (withheld is true). If it
-// refuses for another reason, that reason must be etcd's too.
-func (s *Session) crossRegion(ctx context.Context, r Request) (d *Difference, withheld bool) {
-	spread := s.splits.writeSpread(r)
-	if spread == oneRegion {
-		return nil, false
-	}
-	got := s.many.Do(ctx, r)
-	switch {
-	case got.Code == codes.Unimplemented:
-		s.stats.Withheld++
-		s.stats.Refusals[got.Text]++
-		want := s.etcd.Do(ctx, everything)
-		if d := s.compare(ctx, everything, want, s.many); d != nil {
-			d.Why = "a refused write over several regions left a trace: " + short(r.Text()) + "; state should be " + short(want.String())
-			return d, true
-		}
-		return nil, true
-	case got.OK() && spread == manyRegions:
-		return &Difference{Request: r, Store: s.many.Name, Got: got, Why: "a write over several regions was not refused"}, true
-	}
-	want := s.etcd.Do(ctx, r)
-	s.learn(r, want)
-	if d := s.judge(r, want, s.many, got); d != nil {
-		return d, true
-	}
-	return s.compare(ctx, r, want, s.one), true
 }
 
 // deletesAndPuts handles transactions that delete to the end of the key space and put a key of that
