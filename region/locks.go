@@ -99,9 +99,13 @@ func (t *lockTable) end() (waiting []*lock) {
 	return waiting
 }
 
-// fence drops what is not prepared: it was read, or would be prepared, under an older fence (F3).
-func (t *lockTable) fence(prepared []regionpb.Prepared) {
+// fence drops what is not prepared: it was read, or would be prepared, under an older fence, and
+// what is in flight is void (F3). keepGranted is the mutant that keeps what is only granted.
+func (t *lockTable) fence(prepared []regionpb.Prepared, keepGranted bool) {
 	t.held = slices.DeleteFunc(t.held, func(l *lock) bool {
+		if keepGranted && l.state == lockGranted {
+			return false
+		}
 		return !slices.ContainsFunc(prepared, func(p regionpb.Prepared) bool { return p.Attempt == l.attempt })
 	})
 }

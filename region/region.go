@@ -131,7 +131,7 @@ type Mutants struct {
 	SnapNoCum       bool // D1: snapshots do not carry the cumulative count
 	NoLockCheck     bool // T1: prepare without the lock
 	SnapNoPrepared  bool // D1: snapshots do not carry what is prepared
-	FenceKeepsLocks bool // F3: a raised fence drops no locks
+	FenceKeepsLocks bool // F3: a raised fence leaves locks that are not prepared
 	DecisionsFirst  bool // P3: decisions take effect before the entries of their item
 	FactsAsLevel    bool // P2: every report lists what is prepared
 	TruncApplied    bool // D6: truncate to the applied position instead of the flushed one

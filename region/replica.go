@@ -335,9 +335,7 @@ func (r *Replica) raiseFence(f pdpb.Fence) {
 	if f > r.fence {
 		r.fence = f
 		r.ov.reset()
-		if !r.cfg.Mutants.FenceKeepsLocks {
-			r.locks.fence(r.pos.Prepared)
-		}
+		r.locks.fence(r.pos.Prepared, r.cfg.Mutants.FenceKeepsLocks)
 	}
 }
 

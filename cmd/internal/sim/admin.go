@@ -58,6 +58,8 @@ func (c *checker) checkEvents(m pdpb.Mark, events []order.Event, results []order
 	for i := range events {
 		want := order.Done
 		switch e := &events[i]; {
+		case e.Kind == order.EventAbort:
+			continue // cutDecided has seen what came of it
 		case e.Kind == order.EventRaiseFence:
 			fence++
 		case e.Kind == order.EventCompact && e.Rev <= floor:

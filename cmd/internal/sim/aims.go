@@ -8,6 +8,7 @@ type aim struct {
 	restart                               int // of 1,000 steps of a store that is down
 
 	ops, reads int // of 1,000 steps
+	txns       int // of 1,000 steps
 	burst      int // clients that come at once, at most
 	hot        int // of 100 requests, for two keys
 	tick       int // one in so many steps is a tick of a store
@@ -28,7 +29,7 @@ type aim struct {
 
 var plain = aim{
 	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
-	ops: 220, reads: 60, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
+	ops: 220, reads: 60, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
 	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40,
 }
 
@@ -39,7 +40,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -67,6 +68,10 @@ var aims = map[string]aim{
 	"fence": vary(func(a *aim) { a.fence, a.compact, a.ops, a.burst = 250, 120, 300, 4 }),
 	// Leaders that move under load, with much in flight.
 	"transfer": vary(func(a *aim) { a.transfer, a.ops, a.burst, a.hot, a.pd, a.logFlush = 250, 400, 6, 60, 5, 250 }),
+	// Many transactions over several regions for few keys, leaders that move and fences.
+	"txns": vary(func(a *aim) { a.txns, a.ops, a.hot, a.transfer, a.fence, a.crash = 200, 250, 70, 90, 40, 30 }),
+	// Transactions over several regions, few keys and many fences.
+	"fencedtxns": vary(func(a *aim) { a.txns, a.ops, a.burst, a.hot, a.fence = 250, 350, 5, 75, 250 }),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),
 }

@@ -51,6 +51,7 @@ type checker struct {
 	lastRev   map[int]mvcc.Revision // newest acknowledged revision of a key
 	seen      map[sight]mvcc.Revision
 	nextValue int
+	txns      txnState
 }
 
 type place struct {
@@ -83,7 +84,7 @@ type cutRecord struct {
 func newChecker(w *World) *checker {
 	return &checker{w: w, entries: map[place]*appliedEntry{}, items: map[itemKey]pdpb.Item{}, newest: map[pdpb.RegionID][]pdpb.Item{},
 		cuts: map[pdpb.Cut]cutRecord{}, writes: map[mvcc.Revision]*appliedEntry{}, effects: map[mvcc.Revision][]regionpb.Effect{},
-		lastRev: map[int]mvcc.Revision{}, seen: map[sight]mvcc.Revision{}, ackFloor: order.NoFloor, mark: pdpb.Mark{Rev: 1, Floor: order.NoFloor}}
+		lastRev: map[int]mvcc.Revision{}, seen: map[sight]mvcc.Revision{}, txns: newTxnState(), ackFloor: order.NoFloor, mark: pdpb.Mark{Rev: 1, Floor: order.NoFloor}}
 }
 
 // cutApplied is told each entry of pd's log by each member.
@@ -104,7 +105,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 	}
 	given := mvcc.Revision(0)
 	for _, it := range res.Cut.Items {
-		if it.Base != c.mark.Rev+given {
+		if it.Base != c.mark.Rev+given && it.Count > 0 {
 			c.w.fail("I1: item %v begins at %d, the revisions before it end at %d", &it, it.Base, c.mark.Rev+given)
 		}
 		given += mvcc.Revision(it.Count)
@@ -116,6 +117,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 		c.newest[it.Region] = append(c.newest[it.Region], it)
 		c.w.stats.Items++
 	}
+	given += c.cutDecided(m.Cut, index, term, res.Cut.Decided, c.mark.Rev+given)
 	if m.Rev != c.mark.Rev+given {
 		c.w.fail("I1: cut %d ends at revision %d, its items at %d", m.Cut, m.Rev, c.mark.Rev+given)
 	}
@@ -142,6 +144,9 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 // applied is told each entry by each replica.
 func (c *checker) applied(s *store, id pdpb.RegionID, index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 	a := &appliedEntry{place: place{id, index}, term: term, item: it.N, cut: it.Cut, base: rev, void: void, fence: e.Fence, print: fmt.Sprintf("%v", e.Commands)}
+	for i := range e.Prepares {
+		a.print += fmt.Sprintf(" %v", &e.Prepares[i])
+	}
 	if known, ok := c.items[itemKey{id, it.N}]; !ok || !known.Equal(it) {
 		c.w.fail("I5: store %d applied item %v, which no member of pd has made (known: %v)", s.i, it, &known)
 		return
@@ -160,6 +165,9 @@ func (c *checker) applied(s *store, id pdpb.RegionID, index, term uint64, it *pd
 	if void {
 		c.w.stats.Void += len(e.Commands)
 		return
+	}
+	for i := range e.Prepares {
+		c.txns.prepared[partKey{e.Prepares[i].Attempt, id}] = a
 	}
 	for i := range e.Commands {
 		fx := e.Commands[i].Effects
@@ -189,6 +197,7 @@ func cloneEffects(fx []regionpb.Effect) []regionpb.Effect {
 
 // crashed gives up what waits at a store that is gone.
 func (c *checker) crashed(s *store) {
+	c.crashedTxns(s)
 	c.open = slices.DeleteFunc(c.open, func(o *op) bool { return o.store == s.i })
 	c.pending = slices.DeleteFunc(c.pending, func(r *read) bool { return r.store == s.i && !r.pointed })
 }

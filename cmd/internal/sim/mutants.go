@@ -16,6 +16,7 @@ type mutants struct {
 	sharedFsync   bool
 	storeMark     bool
 	ingestNoFlush bool
+	skipReaders   bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -66,10 +67,23 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.pd.EarlyRead = true }},
 	{"forgetall", "P4", "stream", []string{"LIVENESS"},
 		func(m *mutants) { m.order.ForgetAll, m.pd.ForgetAll = true, true }},
+	{"nolockcheck", "T1", "txns", []string{"serializability", "evaluated on another state"},
+		func(m *mutants) { m.region.NoLockCheck = true }},
+	{"roskip", "T2", "txns", []string{"serializability"},
+		func(m *mutants) { m.skipReaders = true }},
+	{"level", "P2", "txns", []string{"which is not prepared here", "atomicity", "I3: attempt", "T3"},
+		func(m *mutants) { m.region.FactsAsLevel, m.pd.FactsAsLevel = true, true }},
+	{"decfirst", "P3", "txns", []string{"I1", "serializability", "which is not prepared here", "LIVENESS"},
+		func(m *mutants) { m.region.DecisionsFirst, m.pd.DecisionsFirst = true, true }},
+	{"snapnoprep", "D1", "snapshot", []string{"which is not prepared here"},
+		func(m *mutants) { m.region.SnapNoPrepared = true }},
+	{"fencekeepslocks", "F3", "fencedtxns", []string{"F3"},
+		func(m *mutants) { m.region.FenceKeepsLocks = true }},
 }
 
 func mutantByName(name string) (mutants, bool) {
 	m := mutants{}
+	m.pd.DecidedMax = 6 // so that schedules reach what is forgotten
 	if name == "" {
 		return m, true
 	}

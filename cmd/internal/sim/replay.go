@@ -56,6 +56,10 @@ func (c *checker) final() {
 			return
 		}
 	}
+	if err := c.checkTxns(h); err != nil {
+		c.w.fail("%v", err)
+		return
+	}
 	for _, s := range c.w.stores {
 		if err := c.checkEngine(h, s); err != nil {
 			c.w.fail("store %d: %v", s.i, err)

@@ -18,6 +18,9 @@ func (c *checker) unrest() string {
 			return fmt.Sprintf("%s, asked for at store %d, waits", e.name, e.store)
 		}
 	}
+	if n := len(c.txns.live); n > 0 {
+		return fmt.Sprintf("%d transactions over several regions are under way, the first is %d: %v", n, c.txns.live[0].id, c.txns.live[0].todo)
+	}
 	for _, r := range c.pending {
 		return fmt.Sprintf("read %d at %v waits", r.id, r.point)
 	}
@@ -49,6 +52,8 @@ func (c *checker) unrest() string {
 	for _, s := range c.w.stores {
 		if st := s.member.Status(); st.Mark != c.mark {
 			return fmt.Sprintf("pd's member %d is at %v of %v", s.i, st.Mark, c.mark)
+		} else if n := s.member.Machine().Core().OpenTxns(); n > 0 {
+			return fmt.Sprintf("pd's member %d has %d attempts that are not decided\n%s", s.i, n, c.sealState(s))
 		} else if st.Held > 0 {
 			return fmt.Sprintf("pd's member %d holds %d items\n%s", s.i, st.Held, c.sealState(s))
 		} else if !s.member.Idle() {

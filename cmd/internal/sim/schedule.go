@@ -23,6 +23,10 @@ func (w *World) step() {
 	if w.chance(12) {
 		w.check.serializable()
 	}
+	if w.rng.IntN(1000) < a.txns {
+		w.check.startTxn()
+	}
+	w.check.stepTxns()
 	first := w.rng.IntN(stores)
 	for i := range stores {
 		w.storeStep(w.stores[(first+i)%stores])
@@ -305,5 +309,6 @@ func (w *World) calmRound(round int) {
 			s.flushEngine()
 		}
 	}
+	w.check.stepTxns()
 	w.check.pollReads()
 }

@@ -14,6 +14,7 @@ type Stats struct {
 	Ops, Acked, Unknown, Refused, Void, Deferred    int
 	Reads, Served, Serializable, Late               int
 	Cuts, Items, Fences, Compactions, GCs, Removed  int
+	Txns, Commits, Aborts                           int
 	Revisions                                       int
 }
 
@@ -24,7 +25,7 @@ func (s *Stats) fields() []*int {
 		&s.Snapshots, &s.Installs, &s.PDInstalls, &s.Uninitialised, &s.Flushes, &s.Holes,
 		&s.Ops, &s.Acked, &s.Unknown, &s.Refused, &s.Void, &s.Deferred,
 		&s.Reads, &s.Served, &s.Serializable, &s.Late,
-		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Revisions,
+		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
 	}
 }
 
@@ -34,7 +35,7 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| snapshots installs pd-installs uninitialised flushes holes
 	| ops acked unknown refused void deferred
 	| reads served serializable late
-	| cuts items fences compactions collections removed revisions`)
+	| cuts items fences compactions collections removed txns commits aborts revisions`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

@@ -184,6 +184,8 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits := region.TinyLimits
 	limits.EntryBytesMax, limits.QueueBytesMax, limits.InflightBytesMax, limits.ItemsMax = 1<<10, 1<<16, 1<<14, 64
 	limits.ReadKeysMax, limits.ReadBytesMax = 64, 1<<16
+	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
+	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
 	g.replica, err = region.NewReplica(region.Config{
 		Store: s.id, Replica: self, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
@@ -192,7 +194,12 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 		Snapshots:   backend{s, d.Span},
 		Observer: region.Observer{Applied: func(index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 			s.w.check.applied(s, d.ID, index, term, it, e, rev, void)
+		}, Decided: func(it *pdpb.Item, p *regionpb.Prepared, dec pdpb.Decision) {
+			s.w.check.partDecided(s, d.ID, it, p, dec)
 		}},
+		Abort: func(id pdpb.AttemptID) {
+			s.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: id}, func(order.EventResult, error) {})
+		},
 		Mutants: mut,
 	})
 	if err != nil {

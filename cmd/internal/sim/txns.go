@@ -1,0 +1,475 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"braid/mvcc"
+	"braid/pd/order"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/region"
+	"braid/region/regionpb"
+	"braid/router/txn"
+)
+
+// crossTxn is one attempt of a transaction over several regions: it reads some keys and writes
+// some of them. The product's coordinator decides; what is simulated are its calls, which may be
+// lost with the store they were made to, and its own end: it may vanish at any step.
+type crossTxn struct {
+	id      int
+	attempt pdpb.AttemptID
+	store   int // where the coordinator runs
+	life    uint64
+	keys    []int
+	writes  []bool // of keys
+	value   []byte
+	parts   []txnPart
+	sentRev mvcc.Revision
+	fence   pdpb.Fence
+
+	c       *txn.Coordinator
+	todo    []txn.Action
+	tries   int  // locks asked for in vain
+	gone    bool // it vanished
+	done    bool
+	asking  bool // for a read point
+	pointed bool
+	point   pdpb.ReadPoint
+	got     map[int]kv // by key
+	// evaluated is the newest fence that was in any cut when it was evaluated.
+	evaluated pdpb.Fence
+}
+
+type txnPart struct {
+	region int
+	keys   []int // indexes of crossTxn.keys
+}
+
+// txnCall is a call to a replica that has not come back.
+type txnCall struct {
+	store int
+	fail  func(error)
+}
+
+var errLost = errors.New("sim: the store that was asked is gone")
+
+// decided is how an attempt ended, as the cuts say.
+type decided struct {
+	d           pdpb.Decision
+	cut         pdpb.Cut
+	index, term uint64
+}
+
+// partKey names a region's part in an attempt.
+type partKey struct {
+	attempt pdpb.AttemptID
+	region  pdpb.RegionID
+}
+
+// txnState is what the checker knows of transactions over several regions.
+type txnState struct {
+	all      []*crossTxn
+	live     []*crossTxn
+	calls    []*txnCall
+	decided  map[pdpb.AttemptID]decided
+	prepared map[partKey]*appliedEntry
+	ended    map[partKey]pdpb.Decision
+	effects  map[mvcc.Revision]map[int64]regionpb.Effect // by ordinal
+}
+
+func newTxnState() txnState {
+	return txnState{decided: map[pdpb.AttemptID]decided{}, prepared: map[partKey]*appliedEntry{},
+		ended: map[partKey]pdpb.Decision{}, effects: map[mvcc.Revision]map[int64]regionpb.Effect{}}
+}
+
+// txnsMax bounds the transactions under way, lockTriesMax what one asks in vain.
+const (
+	txnsMax      = 5
+	lockTriesMax = 40
+)
+
+// startTxn begins a transaction over two or three keys of at least two regions.
+func (c *checker) startTxn() {
+	w := c.w
+	s := w.stores[w.rng.IntN(stores)]
+	if !s.up || len(c.txns.live) >= txnsMax || w.cfg.Regions < 2 {
+		return
+	}
+	t := &crossTxn{id: len(c.txns.all), store: s.i, life: s.life, sentRev: c.maxAcked, fence: c.ackFence, got: map[int]kv{}}
+	t.attempt = pdpb.AttemptID(t.id + 1)
+	t.value = fmt.Appendf(nil, "t%d", t.attempt)
+	for range 2 + w.rng.IntN(2) {
+		r := w.rng.IntN(w.cfg.Regions)
+		if w.rng.IntN(100) < w.aim.hot {
+			r = w.rng.IntN(2)
+		}
+		k := r * keysPerRegion
+		if w.rng.IntN(100) >= w.aim.hot {
+			k += w.rng.IntN(keysPerRegion)
+		}
+		if !slices.Contains(t.keys, k) {
+			t.keys = append(t.keys, k)
+		}
+	}
+	slices.Sort(t.keys)
+	for i, k := range t.keys {
+		t.writes = append(t.writes, w.chance(2))
+		r := k / keysPerRegion
+		if n := len(t.parts); n == 0 || t.parts[n-1].region != r {
+			t.parts = append(t.parts, txnPart{region: r})
+		}
+		p := &t.parts[len(t.parts)-1]
+		p.keys = append(p.keys, i)
+	}
+	if len(t.parts) < 2 {
+		return
+	}
+	t.c = txn.New(len(t.parts))
+	t.c.SkipReaders = w.mut.skipReaders
+	t.todo = t.c.Start()
+	c.txns.all = append(c.txns.all, t)
+	c.txns.live = append(c.txns.live, t)
+	w.stats.Txns++
+}
+
+// stepTxns lets coordinators do something.
+func (c *checker) stepTxns() {
+	kept := c.txns.live[:0]
+	for _, t := range c.txns.live {
+		s := c.w.stores[t.store]
+		t.gone = t.gone || !s.up || s.life != t.life
+		if !t.gone && !t.done && (c.w.calm || c.w.chance(2)) {
+			c.stepTxn(s, t)
+		}
+		if !t.gone && !t.done {
+			kept = append(kept, t)
+		}
+	}
+	clear(c.txns.live[len(kept):])
+	c.txns.live = kept
+}
+
+func (c *checker) stepTxn(s *store, t *crossTxn) {
+	if t.pointed {
+		c.readTxn(t)
+	}
+	if len(t.todo) == 0 {
+		return
+	}
+	if !c.w.calm && c.w.chance(60) {
+		t.gone = true // without a word
+		return
+	}
+	do := t.todo[0]
+	switch do.Kind {
+	case txn.Lock, txn.Prepare, txn.Release:
+		p := &t.parts[do.Part]
+		id := c.w.region(p.region).ID
+		at := c.replicaFor(id)
+		if at == nil {
+			return // nobody leads; later
+		}
+		t.todo = t.todo[1:]
+		c.callTxn(t, do, at, at.groups[id].replica)
+	case txn.Evaluate:
+		t.todo, t.asking = t.todo[1:], true
+		s.client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
+			t.asking = false
+			if err == nil {
+				t.pointed, t.point = true, p
+			}
+		})
+	case txn.AskAbort:
+		t.todo = t.todo[1:]
+		s.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: t.attempt}, func(r order.EventResult, err error) {
+			if errors.Is(err, order.ErrAborted) {
+				err = regionpb.ErrorOf(regionpb.Aborted)
+			}
+			t.todo = append(t.todo, t.c.Asked(r.Rev, err)...)
+		})
+	case txn.Done:
+		t.done = true
+		c.endTxn(t)
+	}
+}
+
+// callTxn makes a call to a replica. Should its store crash, the call ends with an error.
+func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Replica) {
+	p := &t.parts[do.Part]
+	call := &txnCall{store: at.i}
+	switch do.Kind {
+	case txn.Lock:
+		end := func(id regionpb.LockID, err error) {
+			c.calledBack(call)
+			switch {
+			case t.gone:
+			case errors.Is(err, regionpb.ErrorOf(regionpb.NotLeader)) && t.tries < lockTriesMax:
+				t.tries++ // as package router does
+				t.todo = append(t.todo, do)
+			default:
+				t.todo = append(t.todo, t.c.Locked(do.Part, id, err)...)
+			}
+		}
+		call.fail = func(err error) { end(regionpb.LockID{}, err) }
+		c.txns.calls = append(c.txns.calls, call)
+		l := &region.Lock{Attempt: t.attempt, Age: t.attempt, Reply: end}
+		for _, i := range p.keys {
+			l.Spans = append(l.Spans, regionpb.LockSpan{Span: mvcc.Key(key(t.keys[i])), Exclusive: t.writes[i]})
+		}
+		r.Lock(l)
+	case txn.Prepare:
+		end := func(rev mvcc.Revision, err error) {
+			c.calledBack(call)
+			if !t.gone {
+				t.todo = append(t.todo, t.c.Prepared(do.Part, rev, err)...)
+			}
+		}
+		call.fail = func(err error) { end(0, err) }
+		c.txns.calls = append(c.txns.calls, call)
+		req := &regionpb.PrepareRequest{Region: c.w.region(p.region).ID, Attempt: t.attempt, Lock: t.c.LockID(do.Part)}
+		for i := range t.parts {
+			if !t.c.SkipReaders || c.partWrites(t, i) {
+				req.Participants = append(req.Participants, c.w.region(t.parts[i].region).ID)
+			}
+		}
+		req.Effects, req.Subs = c.effectsOfPart(t, do.Part)
+		r.Prepare(&region.Prepare{Request: req, Reply: end})
+	case txn.Release:
+		r.Release(t.attempt)
+	}
+}
+
+func (c *checker) partWrites(t *crossTxn, part int) bool {
+	return slices.ContainsFunc(t.parts[part].keys, func(i int) bool { return t.writes[i] })
+}
+
+func (c *checker) effectsOfPart(t *crossTxn, part int) (fx []regionpb.Effect, subs []int64) {
+	ordinal := int64(0)
+	for i, k := range t.keys {
+		if !t.writes[i] {
+			continue
+		}
+		if k/keysPerRegion == t.parts[part].region {
+			f := regionpb.Effect{Key: key(k), Value: t.value, Version: t.got[k].version + 1, CreateKind: regionpb.CreateNew}
+			if t.got[k].version > 0 {
+				f.CreateKind, f.Create = regionpb.CreateKnown, mvcc.Revision(t.got[k].create)
+			}
+			fx, subs = append(fx, f), append(subs, ordinal)
+		}
+		ordinal++
+	}
+	return fx, subs
+}
+
+// readTxn reads the keys at the point, each from whichever replica is complete.
+func (c *checker) readTxn(t *crossTxn) {
+	for _, k := range t.keys {
+		if _, ok := t.got[k]; ok {
+			continue
+		}
+		i := k / keysPerRegion
+		g := c.readable(c.w.stores[c.w.rng.IntN(stores)], i)
+		if g == nil {
+			return
+		}
+		resp, err := g.replica.TryRead(&regionpb.ReadRequest{Region: g.id, Epoch: 1, Cut: t.point.Cut, Rev: t.point.Rev, Span: mvcc.Key(key(k))})
+		var re *regionpb.Error
+		switch {
+		case err == nil:
+			t.got[k] = pageOf(resp)[string(key(k))]
+		case errors.As(err, &re) && re.Code == regionpb.Compacted:
+			t.pointed = false
+			t.todo = append(t.todo, t.c.Evaluated(nil, err)...)
+			return
+		case !errors.As(err, &re) || re.Code != regionpb.NotComplete:
+			c.w.fail("txn %d at %v: %v", t.id, t.point, err)
+			return
+		}
+	}
+	if len(t.got) < len(t.keys) {
+		return
+	}
+	t.pointed, t.evaluated = false, c.mark.Fence
+	writes := make([]bool, len(t.parts))
+	for i := range t.parts {
+		writes[i] = c.partWrites(t, i)
+	}
+	t.todo = append(t.todo, t.c.Evaluated(writes, nil)...)
+}
+
+// endTxn takes what the coordinator tells its client.
+func (c *checker) endTxn(t *crossTxn) {
+	res := t.c.Result()
+	c.w.event("txn %d (attempt %d) %v %d", t.id, t.attempt, res.Outcome, res.Rev)
+	d, ok := c.txns.decided[t.attempt]
+	switch res.Outcome {
+	case txn.Committed:
+		c.w.stats.Commits++
+		if !ok || !d.d.Commit || d.d.Rev != res.Rev {
+			c.w.fail("T3: txn %d is told that it is committed at %d, cuts say %v", t.id, res.Rev, d.d)
+			return
+		}
+		if res.Rev <= t.sentRev {
+			c.w.fail("I2: txn %d wrote revision %d, and %d was acknowledged before it was sent", t.id, res.Rev, t.sentRev)
+		}
+		c.durableTxn(t, d)
+		c.maxAcked, c.maxCut = max(c.maxAcked, res.Rev), max(c.maxCut, d.cut)
+		for i, k := range t.keys {
+			if t.writes[i] {
+				c.lastRev[k] = max(c.lastRev[k], res.Rev)
+			}
+		}
+	case txn.Unknown:
+		c.w.stats.Unknown++
+	default:
+		c.w.stats.Refused++
+	}
+}
+
+// durableTxn checks I8 for every participant, and F2.
+func (c *checker) durableTxn(t *crossTxn, d decided) {
+	for i := range t.parts {
+		if t.c.SkipReaders && !c.partWrites(t, i) {
+			continue
+		}
+		id := c.w.region(t.parts[i].region).ID
+		a := c.txns.prepared[partKey{t.attempt, id}]
+		if a == nil {
+			continue // nobody applied it yet; the cut says that it is committed
+		}
+		if a.fence < t.fence {
+			c.w.fail("F2: txn %d was sent after fence %d was acknowledged and prepared under %d", t.id, t.fence, a.fence)
+		}
+		n := 0
+		for _, s := range c.w.stores {
+			if holds(s, id, a.index, a.term) {
+				n++
+			}
+		}
+		if n <= stores/2 {
+			c.w.fail("I8: txn %d is acknowledged, its prepare %d/%d of region %d is durable on %d stores", t.id, a.index, a.term, id, n)
+		}
+	}
+	n := 0
+	for _, s := range c.w.stores {
+		if holds(s, raftid.PDGroup, d.index, d.term) {
+			n++
+		}
+	}
+	if n <= stores/2 {
+		c.w.fail("I8: txn %d is acknowledged, its cut %d is durable on %d stores", t.id, d.cut, n)
+	}
+}
+
+func (c *checker) calledBack(call *txnCall) {
+	if i := slices.Index(c.txns.calls, call); i >= 0 {
+		c.txns.calls = slices.Delete(c.txns.calls, i, i+1)
+	}
+}
+
+// crashedTxns ends the calls to a store that is gone.
+func (c *checker) crashedTxns(s *store) {
+	var lost []*txnCall
+	for _, call := range c.txns.calls {
+		if call.store == s.i {
+			lost = append(lost, call)
+		}
+	}
+	for _, call := range lost {
+		call.fail(errLost)
+	}
+}
+
+// cutDecided is told the decisions of each cut once; it returns the revisions they took.
+func (c *checker) cutDecided(cut pdpb.Cut, index, term uint64, list []pdpb.Decision, before mvcc.Revision) (given mvcc.Revision) {
+	for _, d := range list {
+		if old, ok := c.txns.decided[d.Attempt]; ok && old.d != d {
+			c.w.fail("I3: attempt %d was decided as %v, and in cut %d as %v", d.Attempt, old.d, cut, d)
+		}
+		c.txns.decided[d.Attempt] = decided{d, cut, index, term}
+		if !d.Commit {
+			c.w.stats.Aborts++
+			continue
+		}
+		if given++; d.Rev != before+given {
+			c.w.fail("I1: attempt %d has revision %d, the revisions before it end at %d", d.Attempt, d.Rev, before+given-1)
+		}
+	}
+	return given
+}
+
+// partDecided is told each decision by each replica.
+func (c *checker) partDecided(s *store, id pdpb.RegionID, it *pdpb.Item, p *regionpb.Prepared, d pdpb.Decision) {
+	k := partKey{d.Attempt, id}
+	if known, ok := c.txns.decided[d.Attempt]; !ok || known.d != d {
+		c.w.fail("T3: store %d region %d applied %v in item %d, cuts say %v", s.i, id, d, it.N, known.d)
+		return
+	}
+	if old, ok := c.txns.ended[k]; ok {
+		if old != d {
+			c.w.fail("I6: store %d region %d applied %v, others %v", s.i, id, d, old)
+		}
+		return
+	}
+	c.txns.ended[k] = d
+	if !d.Commit {
+		return
+	}
+	fx := c.txns.effects[d.Rev]
+	if fx == nil {
+		fx = map[int64]regionpb.Effect{}
+		c.txns.effects[d.Rev] = fx
+	}
+	for i, f := range cloneEffects(p.Effects) {
+		if _, ok := fx[p.Subs[i]]; ok {
+			c.w.fail("R1: two events of revision %d are number %d", d.Rev, p.Subs[i])
+		}
+		fx[p.Subs[i]] = f
+	}
+	c.writes[d.Rev] = &appliedEntry{cut: it.Cut}
+	c.effects[d.Rev] = nil
+	for sub := range int64(ordinalsMax) {
+		if f, ok := fx[sub]; ok {
+			c.effects[d.Rev] = append(c.effects[d.Rev], f)
+		}
+	}
+}
+
+// ordinalsMax bounds the ordinals of a transaction here.
+const ordinalsMax = 16
+
+// checkTxns holds every attempt against the replayed history: all of it or nothing, and on the
+// state that it read.
+func (c *checker) checkTxns(h history) error {
+	for _, t := range c.txns.all {
+		d, ok := c.txns.decided[t.attempt]
+		for i := range t.parts {
+			if t.c.SkipReaders && !c.partWrites(t, i) {
+				continue
+			}
+			id := c.w.region(t.parts[i].region).ID
+			end, ended := c.txns.ended[partKey{t.attempt, id}]
+			if ok && d.d.Commit && !(ended && end.Commit) {
+				return fmt.Errorf("atomicity: txn %d is committed at %d, and region %d did not hear it", t.id, d.d.Rev, id)
+			}
+			// A leader that knows a fence has dropped the locks of what was evaluated before it was raised.
+			if a := c.txns.prepared[partKey{t.attempt, id}]; ok && d.d.Commit && a != nil && a.fence > t.evaluated {
+				return fmt.Errorf("F3: txn %d was evaluated under fence %d at most, and region %d prepared it under fence %d", t.id, t.evaluated, id, a.fence)
+			}
+		}
+		if res := t.c.Result().Outcome; ok && d.d.Commit && (res == txn.Retry || res == txn.Failed || res == txn.Nothing) {
+			return fmt.Errorf("txn %d was told that it is not executed (%v), and is committed at %d", t.id, res, d.d.Rev)
+		}
+		if !ok || !d.d.Commit {
+			continue
+		}
+		for _, k := range t.keys {
+			if was := h.at(key(k), d.d.Rev-1); !same(was, t.got[k]) {
+				return fmt.Errorf("serializability: txn %d read %s as %+v and is committed at %d, before which it was %+v", t.id, key(k), t.got[k], d.d.Rev, was)
+			}
+		}
+	}
+	return nil
+}
