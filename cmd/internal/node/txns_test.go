@@ -1,0 +1,157 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+func opPut(key, value string) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}}}
+}
+
+func opGet(key string) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte(key)}}}
+}
+
+// accounts lie in regions of their own.
+var accounts = []string{"a", "e", "i", "n", "t"}
+
+// TestTransfersOverRegions moves money between accounts in different regions from all nodes at
+// once, while a node goes away and comes back. No sum may ever be wrong, and each transfer has a
+// revision of its own.
+func TestTransfersOverRegions(t *testing.T) {
+	c := newCluster(t, 3, splitAt("d", "h", "m", "s"))
+	c.start(c.nodes...)
+	ctx := within(t)
+	var all []*pb.RequestOp
+	for _, a := range accounts {
+		all = append(all, opPut(a, "100"))
+	}
+	first, err := c.nodes[0].kv.Txn(ctx, &pb.TxnRequest{Success: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const transfers, workers = 25, 6
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		seen  = map[int64]bool{}
+		last  = first.Header.Revision
+		total int
+	)
+	for w := range workers {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 5))
+			for done := 0; done < transfers; {
+				n := c.nodes[w%2] // those that stay
+				from, to := accounts[rng.IntN(len(accounts))], accounts[rng.IntN(len(accounts))]
+				if from == to {
+					continue
+				}
+				rev, err := transfer(ctx, n, from, to)
+				if err != nil {
+					if ctx.Err() != nil {
+						t.Error(err)
+						return
+					}
+					continue // its fate is open, or the node lost its leader; the sum tells
+				}
+				if rev == 0 {
+					continue // somebody else was faster
+				}
+				done++
+				mu.Lock()
+				if seen[rev] {
+					t.Errorf("two transfers have revision %d", rev)
+				}
+				seen[rev], last, total = true, max(last, rev), total+1
+				mu.Unlock()
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				checkSum(ctx, t, c.nodes[1], 0)
+			}
+		}
+	})
+	c.restart(c.nodes[2])
+	wg.Wait()
+	close(stop)
+	checks.Wait()
+	for rev := first.Header.Revision; rev <= last; rev++ {
+		checkSum(ctx, t, c.nodes[0], rev)
+	}
+	t.Logf("%d transfers over revisions %d to %d", total, first.Header.Revision, last)
+
+	// One deletion of everything, at one revision.
+	del, err := c.nodes[2].kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, PrevKv: true})
+	if err != nil || del.Deleted != int64(len(accounts)) || len(del.PrevKvs) != len(accounts) {
+		t.Fatalf("%v %v", del, err)
+	}
+	checkSum(ctx, t, c.nodes[0], del.Header.Revision-1)
+	h := c.nodes[0].hash(del.Header.Revision)
+	for _, n := range c.nodes[1:] {
+		if o := n.hash(del.Header.Revision); o.Hash != h.Hash {
+			t.Errorf("hashes %v and %v", h, o)
+		}
+	}
+}
+
+// transfer moves 1 from one account to another if nobody interferes; revision 0 says that somebody
+// did.
+func transfer(ctx context.Context, n *testNode, from, to string) (int64, error) {
+	read, err := n.kv.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{opGet(from), opGet(to)}})
+	if err != nil {
+		return 0, err
+	}
+	req := &pb.TxnRequest{}
+	for i, key := range []string{from, to} {
+		kv := read.Responses[i].GetResponseRange().Kvs[0]
+		amount, err := strconv.Atoi(string(kv.Value))
+		if err != nil {
+			return 0, err
+		}
+		req.Compare = append(req.Compare, &pb.Compare{Key: []byte(key), Target: pb.Compare_MOD, TargetUnion: &pb.Compare_ModRevision{ModRevision: kv.ModRevision}})
+		req.Success = append(req.Success, opPut(key, fmt.Sprint(amount-1+2*i)))
+	}
+	resp, err := n.kv.Txn(ctx, req)
+	if err != nil || !resp.Succeeded {
+		return 0, err
+	}
+	return resp.Header.Revision, nil
+}
+
+// checkSum reads all accounts at one revision.
+func checkSum(ctx context.Context, t *testing.T, n *testNode, rev int64) {
+	resp, err := n.kv.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: rev})
+	if err != nil {
+		if ctx.Err() != nil {
+			t.Error(err)
+		}
+		return
+	}
+	sum := 0
+	for _, kv := range resp.Kvs {
+		amount, err := strconv.Atoi(string(kv.Value))
+		if err != nil {
+			t.Error(err)
+		}
+		sum += amount
+	}
+	if sum != 100*len(accounts) {
+		t.Errorf("at revision %d (%d) the accounts hold %d: %v", rev, resp.Header.Revision, sum, resp.Kvs)
+	}
+}

@@ -1,0 +1,99 @@
+package region
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+)
+
+// parseSpans reads "w:a r:c-f": exclusive a, shared c up to f.
+func parseSpans(t *testing.T, words []string) (list []regionpb.LockSpan) {
+	t.Helper()
+	for _, x := range words {
+		mode, keys, ok := strings.Cut(x, ":")
+		if !ok {
+			t.Fatalf("span %q", x)
+		}
+		s := mvcc.Key([]byte(keys))
+		if from, to, ok := strings.Cut(keys, "-"); ok {
+			s = mvcc.Span{Start: []byte(from), End: []byte(to)}
+		}
+		list = append(list, regionpb.LockSpan{Span: s, Exclusive: mode == "w"})
+	}
+	return list
+}
+
+// TestLocks plays scripts on a lock table. After each command it prints the table.
+func TestLocks(t *testing.T) {
+	datadriven.Walk(t, "testdata/locks", func(t *testing.T, path string) {
+		table := &lockTable{}
+		var pending []regionpb.LockSpan
+		lim := TinyLimits
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			out := ""
+			attempt := func(key string) pdpb.AttemptID {
+				var n uint64
+				if d.HasArg(key) {
+					d.ScanArgs(t, key, &n)
+				}
+				return pdpb.AttemptID(n)
+			}
+			switch d.Cmd {
+			case "begin":
+				var prepared []regionpb.Prepared
+				if d.Input != "" {
+					prepared = append(prepared, regionpb.Prepared{Attempt: attempt("t"), Locks: parseSpans(t, strings.Fields(d.Input))})
+				}
+				table.begin(uint64(attempt("term")), prepared)
+			case "end":
+				for _, l := range table.end() {
+					out += fmt.Sprintf("refused t%d\n", l.attempt)
+				}
+			case "lock":
+				l := &lock{attempt: attempt("t"), age: attempt("age"), spans: parseSpans(t, strings.Fields(d.Input))}
+				if l.age == 0 {
+					l.age = l.attempt
+				}
+				if !table.request(l) {
+					out += fmt.Sprintf("refused t%d\n", l.attempt)
+				}
+			case "pending": // what is evaluated and not applied
+				pending = parseSpans(t, strings.Fields(d.Input))
+			case "prepare": // proposed, applied
+				table.find(attempt("t")).state = lockPrepared
+			case "release":
+				table.release(attempt("t"))
+			case "cancel":
+				table.cancel(attempt("t"))
+			case "fence":
+				table.fence([]regionpb.Prepared{{Attempt: attempt("prepared")}}, false)
+			case "tick":
+				late, orphans := table.tick(int(attempt("n")), &lim)
+				for _, l := range late {
+					out += fmt.Sprintf("too late t%d\n", l.attempt)
+				}
+				for _, id := range orphans {
+					out += fmt.Sprintf("abort t%d\n", id)
+				}
+			case "command": // must a command of one region wait?
+				n := len(table.waiting)
+				if d.HasArg("aged") {
+					n = 0
+				}
+				return fmt.Sprintf("waits: %v\n", table.inFront(parseSpans(t, strings.Fields(d.Input)), n))
+			default:
+				t.Fatalf("unknown command %q", d.Cmd)
+			}
+			for _, l := range table.grant(func(s []regionpb.LockSpan) bool { return conflicts(s, pending) }) {
+				out += fmt.Sprintf("granted t%d %d/%d\n", l.attempt, l.id.Term, l.id.Seq)
+			}
+			return out + table.String()
+		})
+	})
+}
