@@ -124,6 +124,13 @@ func (d *decoder) done() error {
 	return d.err
 }
 
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
 // appendSpan keeps the difference between "no upper bound" and an empty end.
 func appendSpan(b []byte, s mvcc.Span) []byte {
 	b = appendBytes(b, s.Start)
