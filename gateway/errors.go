@@ -31,6 +31,10 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.Compacted:       rpctypes.ErrGRPCCompacted,
 	regionpb.FutureRevision:  rpctypes.ErrGRPCFutureRev,
 	regionpb.Stopped:         rpctypes.ErrGRPCStopped,
+	// Attempts over several regions that ended so are repeated; what is left is a request whose
+	// time was up before one succeeded.
+	regionpb.LockLost: rpctypes.ErrGRPCLeaderChanged,
+	regionpb.Aborted:  rpctypes.ErrGRPCLeaderChanged,
 }
 
 // routerErrors are the router's own.

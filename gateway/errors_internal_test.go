@@ -42,6 +42,8 @@ func TestErrorTable(t *testing.T) {
 		regionpb.Compacted:       {codes.OutOfRange, "etcdserver: mvcc: required revision has been compacted"},
 		regionpb.FutureRevision:  {codes.OutOfRange, "etcdserver: mvcc: required revision is a future revision"},
 		regionpb.Stopped:         {codes.Unavailable, "etcdserver: server stopped"},
+		regionpb.LockLost:        {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.Aborted:         {codes.Unavailable, "etcdserver: leader changed"},
 	}
 	// Codes are numbered from 1; the first without a name is one beyond the last.
 	last := regionpb.Code(1)

@@ -66,14 +66,14 @@ func TestClient(t *testing.T) {
 	if _, err := c.Get(ctx, "k1", clientv3.WithRev(4)); !errors.Is(err, rpctypes.ErrCompacted) {
 		t.Errorf("compacted get: %v", err)
 	}
-	if _, err := c.Delete(ctx, "k", clientv3.WithPrefix()); status.Code(err) != codes.Unimplemented {
-		t.Errorf("delete over regions: %v", err)
+	if del, err := c.Delete(ctx, "k", clientv3.WithPrefix()); err != nil || del.Deleted == 0 || del.Header.Revision != 13 {
+		t.Errorf("delete over regions: %v, %v", del, err)
 	}
 	if _, err := c.Put(ctx, "k1", "", clientv3.WithLease(5)); !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		t.Errorf("put with an unknown lease: %v", err)
 	}
 	st, err := c.Status(ctx, f.addr)
-	if err != nil || st.Version != "3.7.3" || st.Leader != st.Header.MemberId || st.Header.Revision != 12 || len(st.Errors) != 0 {
+	if err != nil || st.Version != "3.7.3" || st.Leader != st.Header.MemberId || st.Header.Revision != 13 || len(st.Errors) != 0 {
 		t.Errorf("status: %v, %v", st, err)
 	}
 	members, err := c.MemberList(ctx)
@@ -81,10 +81,10 @@ func TestClient(t *testing.T) {
 		t.Errorf("members: %v, %v", members, err)
 	}
 	h0, err := c.HashKV(ctx, f.addr, 0)
-	if err != nil || h0.HashRevision != 12 || h0.CompactRevision != 5 || h0.Header.Revision != 12 {
+	if err != nil || h0.HashRevision != 13 || h0.CompactRevision != 5 || h0.Header.Revision != 13 {
 		t.Errorf("hash: %v, %v", h0, err)
 	}
-	if h, err := c.HashKV(ctx, f.addr, 12); err != nil || h.Hash != h0.Hash {
+	if h, err := c.HashKV(ctx, f.addr, 13); err != nil || h.Hash != h0.Hash {
 		t.Errorf("hash at the same revision: %v, %v", h, err)
 	}
 	if _, err := c.HashKV(ctx, f.addr, 4); !errors.Is(err, rpctypes.ErrCompacted) {
