@@ -43,6 +43,7 @@ func (c *cluster) RaftAppliedIndex() uint64     { return 39 }
 func (c *cluster) Revision() int64              { return int64(c.store.Mark().Rev) }
 func (c *cluster) CompactRevision() int64       { return int64(c.store.Mark().Floor) }
 func (c *cluster) DBSize() (total, inUse int64) { return 1000, 900 }
+func (c *cluster) Keys() int64                  { return 3 }
 func (c *cluster) DBSizeQuota() int64           { return 0 }
 func (c *cluster) Alarms() []*pb.AlarmMember    { return c.alarms }
 func (c *cluster) IsLearner() bool              { return c.learner }

@@ -65,6 +65,8 @@ type Cluster interface {
 	CompactRevision() int64
 	// DBSize is the size of the data in bytes, logical ones, and how much of it is in use.
 	DBSize() (total, inUse int64)
+	// Keys is the number of keys of the replicas on this node.
+	Keys() int64
 	// DBSizeQuota is the limit of the total; 0 means etcd's default.
 	DBSizeQuota() int64
 	// Alarms lists the raised alarms.
@@ -209,7 +211,7 @@ func New(cfg Config) (*Server, error) {
 	s.mu.listeners = make(map[net.Listener]struct{})
 	s.mu.sniffing = make(map[net.Conn]struct{})
 	var err error
-	if s.metrics, err = newMetrics(&cfg); err != nil {
+	if s.metrics, err = newMetrics(&cfg, &s.limits); err != nil {
 		return nil, err
 	}
 	s.buildGRPC()

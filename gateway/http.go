@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"expvar"
 	"fmt"
 	"io"
 	"log"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +30,7 @@ func (s *Server) buildHTTP() error {
 	mux := http.NewServeMux()
 	s.handlePages(mux)
 	mux.HandleFunc("/version", s.serveVersion)
+	mux.HandleFunc("/debug/vars", s.serveVars)
 	if s.cfg.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -53,7 +56,7 @@ func (s *Server) handlePages(mux *http.ServeMux) {
 	mux.HandleFunc("/health", s.serveHealth)
 	s.handleChecks(mux, "livez", s.livez())
 	s.handleChecks(mux, "readyz", s.readyz())
-	mux.Handle("/metrics", promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", promhttp.InstrumentMetricHandler(s.cfg.Registry, promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{})))
 }
 
 // MetricsHandler answers /metrics and the health pages only, for listeners of their own.
@@ -81,6 +84,27 @@ func (s *Server) serveVersion(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(body)
+}
+
+// serveVars is etcd's page of what the process publishes through expvar, with the raft status that
+// etcd publishes there. Nothing is registered process-wide.
+func (s *Server) serveVars(w http.ResponseWriter, r *http.Request) {
+	if !onlyGet(w, r) {
+		return
+	}
+	c := s.cfg.Cluster
+	raft, err := json.Marshal(map[string]any{
+		"id": strconv.FormatUint(c.MemberID(), 16), "lead": strconv.FormatUint(c.Leader(), 16),
+		"term": c.RaftTerm(), "commit": c.RaftIndex(), "applied": c.RaftAppliedIndex(),
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	fmt.Fprintf(w, "{\n%q: %s", "raft.status", raft)
+	expvar.Do(func(kv expvar.KeyValue) { fmt.Fprintf(w, ",\n%q: %s", kv.Key, kv.Value) })
+	fmt.Fprint(w, "\n}\n")
 }
 
 // handleJSON installs etcd's JSON mapping. Its requests go to the gRPC server through a pipe, so

@@ -87,6 +87,22 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestVars reads what etcd shows of itself as expvar.
+func TestVars(t *testing.T) {
+	f := start(t, nil)
+	code, body, _ := fetch(t, "GET", "http://"+f.addr+"/debug/vars", "")
+	vars := map[string]any{}
+	if err := json.Unmarshal([]byte(body), &vars); err != nil || code != 200 {
+		t.Fatalf("%d, %v: %s", code, err, body)
+	}
+	if raft, ok := vars["raft.status"].(map[string]any); !ok || raft["lead"] != "b2" {
+		t.Errorf("raft.status is %v", vars["raft.status"])
+	}
+	if vars["memstats"] == nil {
+		t.Error("no memstats")
+	}
+}
+
 // TestMetricsPage looks for names that dashboards use, and for what requests did to them.
 func TestMetricsPage(t *testing.T) {
 	f := start(t, nil)
@@ -103,7 +119,8 @@ func TestMetricsPage(t *testing.T) {
 		`grpc_server_started_total{grpc_method="Watch",grpc_service="etcdserverpb.Watch",grpc_type="bidi_stream"} 0`,
 		`etcd_server_client_requests_total{client_api_version="unknown",type="unary"} 2`,
 		`etcd_server_request_duration_seconds_count{success="true",type="Put"} 2`, "etcd_mvcc_db_total_size_in_bytes 1000",
-		"etcd_server_quota_backend_bytes 2.147483648e+09", "process_resident_memory_bytes ", "go_goroutines ",
+		"etcd_server_quota_backend_bytes 2.147483648e+09", "process_resident_memory_bytes ", "etcd_debugging_mvcc_keys_total 3", "etcd_server_proposals_pending 0", "etcd_server_leader_changes_seen_total 1",
+		"etcd_disk_backend_commit_duration_seconds_count 0", "os_fd_used ", "promhttp_metric_handler_requests_in_flight 1", "go_goroutines ",
 	} {
 		if !strings.Contains(body, "\n"+line) {
 			t.Errorf("no line %q", line)

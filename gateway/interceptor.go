@@ -21,8 +21,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	start := time.Now()
 	resp, err := handler(ctx, req)
 	took := time.Since(start)
-	s.metrics.observe(info.FullMethod, err == nil, took)
+	s.metrics.observe(info.FullMethod, err, took)
 	if took > s.cfg.WarnDuration {
+		s.metrics.slow.Inc()
 		s.logSlow(ctx, info.FullMethod, req, resp, start, took, err)
 	}
 	return resp, err

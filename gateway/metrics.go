@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/version"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // clientVersionsMax bounds the label values that clients may create by what they send.
@@ -25,6 +27,8 @@ type metrics struct {
 
 	sentBytes, receivedBytes      prometheus.Counter
 	healthSuccess, healthFailures prometheus.Counter
+	slow, failed                  prometheus.Counter // requests that took long, writes whose fate is unknown
+	hashes                        prometheus.Histogram
 	checks                        *prometheus.GaugeVec
 	checksTotal                   *prometheus.CounterVec
 
@@ -40,7 +44,7 @@ type metrics struct {
 
 type clientKey struct{ kind, version string }
 
-func newMetrics(cfg *Config) (*metrics, error) {
+func newMetrics(cfg *Config, limits *limits) (*metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
@@ -53,6 +57,10 @@ func newMetrics(cfg *Config) (*metrics, error) {
 		receivedBytes:  counter("etcd_network_client_grpc_received_bytes_total", "The total number of bytes received from grpc clients."),
 		healthSuccess:  counter("etcd_server_health_success", "The total number of successful health checks"),
 		healthFailures: counter("etcd_server_health_failures", "The total number of failed health checks"),
+		slow:           counter("etcd_server_slow_apply_total", "The total number of unary requests that took longer than is normal."),
+		failed:         counter("etcd_server_proposals_failed_total", "The total number of writes that ended without an answer: no leader, or timed out."),
+		hashes: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "The time that HashKV took.", Buckets: prometheus.ExponentialBuckets(.01, 2, 15)}),
 		checks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "etcd_server_healthcheck", Help: "The result of each kind of healthcheck."}, []string{"type", "name"}),
 		checksTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -76,7 +84,10 @@ func newMetrics(cfg *Config) (*metrics, error) {
 	}
 	err := register(cfg.Registry,
 		m.ranges, m.puts, m.deletes, m.txns, m.sentBytes, m.receivedBytes, m.healthSuccess, m.healthFailures,
-		m.checks, m.checksTotal, m.clients, durations, &clusterCollector{cluster: cfg.Cluster}, &watchCollector{hub: cfg.Watches})
+		m.slow, m.failed, m.hashes, m.checks, m.checksTotal, m.clients, durations, &clusterCollector{cluster: cfg.Cluster}, &watchCollector{hub: cfg.Watches},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "etcd_server_proposals_pending", Help: "The current number of requests being executed."},
+			func() float64 { return float64(limits.requests.Load()) }))
+	err = errors.Join(err, register(cfg.Registry, processCollectors()...), register(cfg.Registry, silentCollectors()...))
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
@@ -99,13 +110,18 @@ func register(r *prometheus.Registry, list ...prometheus.Collector) error {
 	return nil
 }
 
-func (m *metrics) observe(method string, ok bool, took time.Duration) {
-	if o, found := m.durations[method]; found {
-		i := 0
-		if ok {
-			i = 1
-		}
-		o[i].Observe(took.Seconds())
+func (m *metrics) observe(method string, err error, took time.Duration) {
+	o, found := m.durations[method]
+	if !found {
+		return
+	}
+	if err == nil {
+		o[1].Observe(took.Seconds())
+		return
+	}
+	o[0].Observe(took.Seconds())
+	if code := status.Code(err); method != pb.KV_Range_FullMethodName && (code == codes.Unavailable || code == codes.DeadlineExceeded) {
+		m.failed.Inc()
 	}
 }
 
@@ -155,7 +171,10 @@ func (m *metrics) countOps(resp *pb.TxnResponse) int {
 }
 
 // clusterCollector shows what the Cluster says at the moment of the scrape.
-type clusterCollector struct{ cluster Cluster }
+type clusterCollector struct {
+	cluster Cluster
+	changes leaderChanges
+}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
@@ -165,6 +184,7 @@ var (
 	descHasLeader = desc("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.")
 	descIsLeader  = desc("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise.")
 	descIsLearner = desc("etcd_server_is_learner", "Whether or not this member is a learner. 1 if is, 0 otherwise.")
+	descChanges   = desc("etcd_server_leader_changes_seen_total", "The number of leader changes seen, of the placement group.")
 	descVersion   = desc("etcd_server_version", "Which version is running. 1 for 'server_version' label with current version.", "server_version")
 	descGoVersion = desc("etcd_server_go_version", "Which Go version server is running with. 1 for 'server_go_version' label with current version.", "server_go_version")
 	descID        = desc("etcd_server_id", "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.", "server_id")
@@ -175,13 +195,14 @@ var (
 	descSize      = desc("etcd_mvcc_db_total_size_in_bytes", "Total size of the data in bytes.")
 	descInUse     = desc("etcd_mvcc_db_total_size_in_use_in_bytes", "Total size of the data logically in use in bytes.")
 	descRevision  = desc("etcd_debugging_mvcc_current_revision", "The current revision of store.")
+	descKeys      = desc("etcd_debugging_mvcc_keys_total", "Total number of keys.")
 	descFloor     = desc("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store.")
 )
 
 func (c *clusterCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descHasLeader, descIsLeader, descIsLearner, descVersion, descGoVersion, descID, descCluster, descQuota,
-		descCommitted, descApplied, descSize, descInUse, descRevision, descFloor,
+		descHasLeader, descIsLeader, descIsLearner, descChanges, descVersion, descGoVersion, descID, descCluster, descQuota,
+		descCommitted, descApplied, descSize, descInUse, descRevision, descFloor, descKeys,
 	} {
 		ch <- d
 	}
@@ -201,6 +222,7 @@ func (c *clusterCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descHasLeader, yes(leader != 0))
 	gauge(descIsLeader, yes(leader != 0 && leader == c.cluster.MemberID()))
 	gauge(descIsLearner, yes(c.cluster.IsLearner()))
+	ch <- prometheus.MustNewConstMetric(descChanges, prometheus.CounterValue, float64(c.changes.see(c.cluster.RaftTerm())))
 	gauge(descVersion, 1, version.Version)
 	gauge(descGoVersion, 1, runtime.Version())
 	gauge(descID, 1, strconv.FormatUint(c.cluster.MemberID(), 16))
@@ -219,4 +241,5 @@ func (c *clusterCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descInUse, float64(inUse))
 	gauge(descRevision, float64(c.cluster.Revision()))
 	gauge(descFloor, float64(c.cluster.CompactRevision()))
+	gauge(descKeys, float64(c.cluster.Keys()))
 }

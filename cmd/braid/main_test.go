@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 				_, err := net.Listen("tcp", os.Getenv("BRAID_TEST_ADDR"))
 				return nil, err
 			case "no quorum":
-				fmt.Println("starting")
+				fmt.Fprintln(os.Stderr, "starting")
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
@@ -142,17 +142,18 @@ func TestSignals(t *testing.T) {
 		{"no quorum", "starting", syscall.SIGTERM},
 	} {
 		cmd := program(t, tc.how)
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, err := cmd.StdoutPipe()
+		var stdout, stderr strings.Builder
+		cmd.Stdout = &stdout
+		pipe, err := cmd.StderrPipe()
 		if err != nil {
 			t.Fatal(err)
 		}
+		out := io.TeeReader(pipe, &stderr)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		lines := bufio.NewScanner(out)
-		for lines.Scan() && !strings.HasPrefix(lines.Text(), tc.wait) {
+		for lines.Scan() && !strings.Contains(lines.Text(), tc.wait) {
 		}
 		for range 2 { // the second one is an echo
 			if err := cmd.Process.Signal(tc.sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -169,6 +170,9 @@ func TestSignals(t *testing.T) {
 		}
 		if tc.how == "idle" && !strings.Contains(stderr.String(), `"msg":"ready to serve client requests"`) {
 			t.Errorf("harnesses look for etcd's words in:\n%s", stderr.String())
+		}
+		if stdout.Len() > 0 {
+			t.Errorf("programs that read both streams expect log entries only, stdout has %q", stdout.String())
 		}
 	}
 }

@@ -48,11 +48,11 @@ func (n *realNode) start(extra ...string) {
 	n.t.Helper()
 	n.cmd = program(n.t, "real", append(n.args, extra...)...)
 	n.stderr = &bytes.Buffer{}
-	n.cmd.Stderr = n.stderr
-	out, err := n.cmd.StdoutPipe()
+	pipe, err := n.cmd.StderrPipe()
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	out := io.TeeReader(pipe, n.stderr)
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func (n *realNode) start(extra ...string) {
 	defer watchdog.Stop()
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		if strings.HasPrefix(lines.Text(), "braid is ready") {
+		if strings.Contains(lines.Text(), "braid is ready") {
 			n.drain = make(chan error, 1)
 			go func() {
 				_, err := io.Copy(io.Discard, out)

@@ -159,8 +159,9 @@ func stop(s server, lg *zap.Logger, signals <-chan os.Signal) error {
 	}
 }
 
-// ready says where clients connect: in the log in etcd's words, which harnesses wait for, on
-// stdout for people, and to the init system.
+// ready says where clients connect: in the log, in etcd's words, which harnesses wait for, and in a
+// line for people; and to the init system. Programs that read the output of both streams expect
+// log entries only, so the line goes to stdout just where the log does not show.
 func ready(cfg *config.Config, lg *zap.Logger, stdout io.Writer) {
 	lg.Info("ready to serve client requests")
 	for _, u := range cfg.ListenClientURLs {
@@ -170,7 +171,11 @@ func ready(cfg *config.Config, lg *zap.Logger, stdout io.Writer) {
 		}
 		lg.Info(msg, zap.String("traffic", "grpc+http"), zap.String("address", u.Host+u.Path))
 	}
-	fmt.Fprintf(stdout, "braid is ready: clients connect to %s\n", types.URLs(cfg.AdvertiseClientURLs))
+	line := fmt.Sprintf("braid is ready: clients connect to %s", types.URLs(cfg.AdvertiseClientURLs))
+	lg.Info(line)
+	if !logsToStderr(cfg) {
+		fmt.Fprintln(stdout, line)
+	}
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		lg.Warn("failed to notify systemd for readiness", zap.Error(err))
 	}

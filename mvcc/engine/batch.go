@@ -16,7 +16,7 @@ type batch struct {
 	e     *Engine
 	b     *pebble.Batch
 	done  bool
-	delta int64 // change of the logical size
+	delta totals // what the batch changes
 	// Slots are (Mod, Sub). Batches are normally written in slot order; only one that is not has
 	// to look for a slot it used twice.
 	lastMod, lastSub int64
@@ -66,7 +66,7 @@ func (b *batch) Put(v *mvcc.Version) error {
 	if mod > b.lastMod || (mod == b.lastMod && v.Sub > b.lastSub) {
 		b.lastMod, b.lastSub = mod, v.Sub // the highest slot so far
 	}
-	b.delta += v.LogicalSize()
+	b.delta.put(v)
 	return nil
 }
 
@@ -97,10 +97,10 @@ func (b *batch) Commit() error {
 	return b.e.commit(b.b, b.delta, b.lastMod)
 }
 
-// commit applies a Pebble batch together with its change of the logical size.
-func (e *Engine) commit(b *pebble.Batch, delta, maxMod int64) error {
-	if delta != 0 {
-		if err := b.Merge(keyLogicalBytes, appendSum(nil, delta), nil); err != nil {
+// commit applies a Pebble batch together with its change of the totals.
+func (e *Engine) commit(b *pebble.Batch, delta totals, maxMod int64) error {
+	if delta != (totals{}) {
+		if err := b.Merge(keyTotals, appendSum(nil, delta), nil); err != nil {
 			return fmt.Errorf("engine: commit: %w", err)
 		}
 	}
@@ -110,7 +110,7 @@ func (e *Engine) commit(b *pebble.Batch, delta, maxMod int64) error {
 	if err := b.Commit(pebble.NoSync); err != nil {
 		return fmt.Errorf("engine: commit: %w", err)
 	}
-	e.logical.Add(delta)
+	e.count(delta)
 	e.wrote(n)
 	return nil
 }
@@ -127,7 +127,7 @@ func (b *batch) Close() error {
 
 // checkSlots enforces R1: a slot of the revision index that belongs to another key is a stop.
 // Slots above everything the store has ever seen are free; others are looked up. A slot that
-// already holds the same key is a repetition, and does not count twice in the logical size.
+// already holds the same key is a repetition, and does not count twice in the totals.
 func (b *batch) checkSlots() (err error) {
 	if b.unordered {
 		if err := b.checkOwnSlots(); err != nil {
@@ -168,7 +168,7 @@ func slotTaken(slot, old, record []byte) error {
 	return fmt.Errorf("%w: %v holds %q, wanted by %q", mvcc.ErrSlotTaken, prettyKey(slot), old[1:], record[1:])
 }
 
-// uncount takes the version that a repetition overwrites out of the logical size.
+// uncount takes the version that a repetition overwrites out of the totals.
 func (b *batch) uncount(slot, record []byte) error {
 	rev, _, err := decodeIndexKey(slot)
 	if err != nil {
@@ -176,7 +176,9 @@ func (b *batch) uncount(slot, record []byte) error {
 	}
 	v, ok, err := b.e.Get(record[1:], rev)
 	if err == nil && ok && v.Mod == rev {
-		b.delta -= v.LogicalSize()
+		var t totals
+		t.put(&v)
+		b.delta.subtract(t)
 	}
 	return err
 }

@@ -102,7 +102,7 @@ func FuzzDecodeValue(f *testing.F) {
 // Compare consistent.
 func TestSpacesApart(t *testing.T) {
 	keys := [][]byte{
-		keyLogicalBytes, appendPositionKey(nil, 0), appendPositionKey(nil, 1<<40|1),
+		keyTotals, appendPositionKey(nil, 0), appendPositionKey(nil, 1<<40|1),
 		appendIndexKey(nil, 1, 0), appendIndexKey(nil, 1, 1), appendIndexKey(nil, 0x0001, 0x0100),
 		appendIndexKey(nil, 256, 0), {spaceUser}, appendPrefix(nil, nil), appendVersionKey(nil, nil, 1),
 		appendVersionKey(nil, []byte{0}, 1), appendVersionKey(nil, []byte("a"), 1), {spaceUser + 1},

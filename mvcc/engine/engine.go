@@ -100,7 +100,8 @@ type Engine struct {
 	db   *pebble.DB
 	popt *pebble.Options
 
-	logical atomic.Int64 // sum of LogicalSize over all versions; as durable as they are
+	logical atomic.Int64 // totals.bytes; as durable as what it counts
+	live    atomic.Int64 // totals.keys
 	maxMod  atomic.Int64 // no index record is above it (R1's fast path)
 
 	pressure pressure
@@ -117,7 +118,7 @@ type Engine struct {
 
 var _ mvcc.Store = (*Engine)(nil)
 
-var keyLogicalBytes = []byte{spaceMeta, 'l', 'o', 'g', 'i', 'c', 'a', 'l'}
+var keyTotals = []byte{spaceMeta, 't', 'o', 't', 'a', 'l', 's'}
 
 // Open opens the store in o.Dir, creating it when the directory is empty or missing.
 func Open(o Options) (*Engine, error) {
@@ -152,15 +153,15 @@ func Open(o Options) (*Engine, error) {
 
 // load reads the totals that live in memory.
 func (e *Engine) load() error {
-	enc, closer, err := e.db.Get(keyLogicalBytes)
+	enc, closer, err := e.db.Get(keyTotals)
 	if err == nil {
-		n, err := decodeSum(enc)
+		t, err := decodeSum(enc)
 		if err = errors.Join(err, closer.Close()); err != nil {
-			return fmt.Errorf("engine: logical size: %w", err)
+			return fmt.Errorf("engine: totals: %w", err)
 		}
-		e.logical.Store(n)
+		e.count(t)
 	} else if !errors.Is(err, pebble.ErrNotFound) {
-		return fmt.Errorf("engine: logical size: %w", err)
+		return fmt.Errorf("engine: totals: %w", err)
 	}
 	it, err := e.db.NewIter(&pebble.IterOptions{
 		LowerBound: []byte{spaceIndex}, UpperBound: []byte{spaceIndex + 1}})

@@ -102,7 +102,7 @@ func (c *gcChunk) collect(run *gcRun) (err error) {
 	if run.void {
 		return ErrSpanReplaced
 	}
-	return c.e.commit(c.b, -c.bytes, 0)
+	return c.e.commit(c.b, totals{bytes: -c.bytes}, 0)
 }
 
 // walk goes over index records until the chunk is full; it returns where to go on.

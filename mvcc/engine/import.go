@@ -28,7 +28,7 @@ type Import struct {
 	last     []byte // last key taken
 	slot     []byte
 	scratch  []byte
-	logical  int64
+	totals   spanTotals // of the new versions
 	maxMod   int64
 	versions int64
 
@@ -102,7 +102,7 @@ func (i *Import) add(key, value []byte) error {
 		return fmt.Errorf("%w: key %q lies outside", ErrStream, v.Key)
 	}
 	i.versions++
-	i.logical += v.LogicalSize()
+	i.totals.add(&v)
 	i.maxMod = max(i.maxMod, int64(v.Mod))
 	if err := i.data.set(key, value); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (i *Import) install(position []byte) error {
 	if _, err := e.db.IngestAndExcise(context.Background(), paths, nil, nil, span); err != nil {
 		return err
 	}
-	e.logical.Add(delta)
+	e.count(delta)
 	if i.skipLastFlush {
 		return nil
 	}
@@ -176,14 +176,14 @@ func (i *Import) install(position []byte) error {
 	return nil
 }
 
-// stageRest stages all but the versions: the change of the logical size, the position, and the
+// stageRest stages all but the versions: the change of the totals, the position, and the
 // revision index: records of the new versions, and the removal of those of the old ones (R3). It
-// returns the change of the logical size.
-func (i *Import) stageRest(t *tables, position []byte) (delta int64, err error) {
+// returns the change of the totals.
+func (i *Import) stageRest(t *tables, position []byte) (delta totals, err error) {
 	defer func() { err = errors.Join(err, t.closeTable()) }()
 	stale := i.newSorter("stale")
 	stale.bytesMax = i.fresh.bytesMax
-	delta = i.logical
+	var old spanTotals
 	var v mvcc.Version
 	err = i.e.eachVersion(i.span, func(key, value []byte) error {
 		if v.Key, v.Mod, i.scratch, err = decodeVersionKey(key, i.scratch); err != nil {
@@ -192,19 +192,21 @@ func (i *Import) stageRest(t *tables, position []byte) (delta int64, err error) 
 		if err := decodeValue(value, &v); err != nil {
 			return err
 		}
-		delta -= v.LogicalSize()
+		old.add(&v)
 		i.slot = appendIndexKey(i.slot[:0], v.Mod, v.Sub)
 		return stale.add(i.slot, nil)
 	})
 	if err != nil {
-		return 0, err
+		return totals{}, err
 	}
-	if err := t.merge(keyLogicalBytes, appendSum(nil, delta)); err != nil {
-		return 0, err
+	delta = i.totals.totals
+	delta.subtract(old.totals)
+	if err := t.merge(keyTotals, appendSum(nil, delta)); err != nil {
+		return totals{}, err
 	}
 	pos := append([]byte{plain1}, position...)
 	if err := t.set(appendPositionKey(nil, i.group), pos); err != nil {
-		return 0, err
+		return totals{}, err
 	}
 	return delta, mergeSlots(t, &i.fresh, &stale)
 }

@@ -126,6 +126,9 @@ func installCrash(t *testing.T, seed uint64, overlap bool) {
 		if want := logicalBytes(t, r); r.LogicalBytes() != want {
 			t.Fatalf("%d logical bytes, versions have %d", r.LogicalBytes(), want)
 		}
+		if want := liveKeys(t, r); r.LiveKeys() != want {
+			t.Fatalf("%d keys counted, %d are alive", r.LiveKeys(), want)
+		}
 		if err := r.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -5,12 +5,22 @@ package engine
 // exact after a crash as the versions themselves.
 func (e *Engine) LogicalBytes() int64 { return e.logical.Load() }
 
+// LiveKeys is the number of keys that exist now.
+func (e *Engine) LiveKeys() int64 { return e.live.Load() }
+
+// count changes the totals in memory by what has just become visible.
+func (e *Engine) count(t totals) {
+	e.logical.Add(t.bytes)
+	e.live.Add(t.keys)
+}
+
 // DiskBytes is the size of Pebble's files.
 func (e *Engine) DiskBytes() int64 { return int64(e.db.Metrics().DiskSpaceUsage()) }
 
 // Metrics is the engine's state in numbers.
 type Metrics struct {
 	LogicalBytes   int64
+	LiveKeys       int64
 	DiskBytes      int64
 	MemTableBytes  int64
 	MemTables      int64 // the one that takes writes and those that wait for their flush
@@ -33,6 +43,7 @@ func (e *Engine) Metrics() Metrics {
 	m := e.db.Metrics()
 	out := Metrics{
 		LogicalBytes:   e.LogicalBytes(),
+		LiveKeys:       e.LiveKeys(),
 		DiskBytes:      int64(m.DiskSpaceUsage()),
 		MemTableBytes:  int64(m.MemTable.Size),
 		MemTables:      m.MemTable.Count,

@@ -177,6 +177,18 @@ func dump(t testing.TB, r readState, span mvcc.Span, ats ...mvcc.Revision) strin
 	return string(out)
 }
 
+// liveKeys counts what LiveKeys should say.
+func liveKeys(t testing.TB, e *Engine) (n int64) {
+	t.Helper()
+	if err := e.Scan(mvcc.Span{}, mvcc.Latest, mvcc.ScanOptions{KeysOnly: true}, func(*mvcc.Version) bool {
+		n++
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // checkEqual compares the engine with the model: everything readable, positions and sizes.
 func checkEqual(t testing.TB, e *Engine, m *mvcc.MemStore, h *history) {
 	t.Helper()
@@ -200,6 +212,9 @@ func checkEqual(t testing.TB, e *Engine, m *mvcc.MemStore, h *history) {
 	}
 	if e.LogicalBytes() != m.LogicalBytes() {
 		t.Fatalf("%d logical bytes, model %d", e.LogicalBytes(), m.LogicalBytes())
+	}
+	if n := liveKeys(t, e); e.LiveKeys() != n {
+		t.Fatalf("%d keys counted, %d are alive", e.LiveKeys(), n)
 	}
 	checkCount(t, e, span)
 	checkIndex(t, e)

@@ -74,10 +74,16 @@ func (c *clusterView) RaftAppliedIndex() uint64 { return c.n.appliedIndex() }
 func (c *clusterView) Revision() int64        { return int64(c.n.oracle.Mark().Rev) }
 func (c *clusterView) CompactRevision() int64 { return int64(c.n.oracle.Mark().Floor) }
 
+// emptyBytes is the size of a store without data, as in etcd, whose file is never empty: the JSON
+// form of Status leaves zeros out, and dashboards take them for a member that does not answer.
+const emptyBytes = 20 << 10
+
 func (c *clusterView) DBSize() (total, inUse int64) {
-	b := c.n.engine.LogicalBytes()
+	b := emptyBytes + c.n.engine.LogicalBytes()
 	return b, b
 }
+
+func (c *clusterView) Keys() int64 { return c.n.engine.LiveKeys() }
 
 func (c *clusterView) DBSizeQuota() int64        { return 0 }
 func (c *clusterView) Alarms() []*pb.AlarmMember { return nil }

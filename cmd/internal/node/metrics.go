@@ -14,19 +14,22 @@ import (
 
 // metrics are the node's own, named braid_<package>_..., beside the gateway's.
 type metrics struct {
-	n          *Node
-	syncTime   prometheus.Histogram
-	syncBytes  prometheus.Counter
-	syncCount  prometheus.Counter
-	cutTime    prometheus.Histogram
-	cutRegions prometheus.Histogram
-	cutBytes   prometheus.Histogram
-	cutRevs    prometheus.Histogram
-	verdicts   *prometheus.CounterVec
-	peerSent   *prometheus.CounterVec
-	peerRecv   *prometheus.CounterVec
-	peerFailed *prometheus.CounterVec
-	peerDrops  *prometheus.CounterVec
+	n         *Node
+	syncTime  prometheus.Histogram
+	fsyncTime prometheus.Histogram // the same under etcd's name and in its buckets
+	syncBytes prometheus.Counter
+	syncCount prometheus.Counter
+	// etcd's name for syncBytes, which is a gauge there.
+	writtenGauge prometheus.Gauge
+	cutTime      prometheus.Histogram
+	cutRegions   prometheus.Histogram
+	cutBytes     prometheus.Histogram
+	cutRevs      prometheus.Histogram
+	verdicts     *prometheus.CounterVec
+	peerSent     *prometheus.CounterVec
+	peerRecv     *prometheus.CounterVec
+	peerFailed   *prometheus.CounterVec
+	peerDrops    *prometheus.CounterVec
 
 	// The verdicts' counters, so that the hot path does not look labels up.
 	byVerdict [8]prometheus.Counter
@@ -42,32 +45,36 @@ func newMetrics(n *Node) *metrics {
 	seconds := prometheus.ExponentialBuckets(0.0001, 2, 16)
 	counts := prometheus.ExponentialBuckets(1, 2, 16)
 	m := &metrics{
-		n:          n,
-		syncTime:   hist("braid_raftstore_wal_sync_duration_seconds", "Time of one write and sync of the log, which covers all groups that had something to write.", seconds),
-		syncBytes:  prometheus.NewCounter(prometheus.CounterOpts{Name: "braid_raftstore_wal_written_bytes_total", Help: "Bytes written to the log."}),
-		syncCount:  prometheus.NewCounter(prometheus.CounterOpts{Name: "braid_raftstore_wal_records_total", Help: "Records written to the log."}),
-		cutTime:    hist("braid_pd_cut_duration_seconds", "Time from proposing a cut to applying it, on pd's leader.", seconds),
-		cutRegions: hist("braid_pd_cut_regions", "Regions in a cut.", counts),
-		cutBytes:   hist("braid_pd_cut_bytes", "Size of a cut in pd's log.", prometheus.ExponentialBuckets(32, 2, 16)),
-		cutRevs:    hist("braid_pd_cut_revisions", "Revisions that a cut gave out.", counts),
-		verdicts:   vec("braid_pd_reports_total", "Reports of regions by what they were worth.", "verdict"),
-		peerSent:   vec("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", "To"),
-		peerRecv:   vec("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", "From"),
-		peerFailed: vec("etcd_network_peer_sent_failures_total", "The total number of send failures from peers.", "To"),
-		peerDrops:  vec("braid_raftstore_transport_dropped_total", "Frames that found their queue full or their peer away.", "To"),
+		n:            n,
+		syncTime:     hist("braid_raftstore_wal_sync_duration_seconds", "Time of one write and sync of the log, which covers all groups that had something to write.", seconds),
+		syncBytes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "braid_raftstore_wal_written_bytes_total", Help: "Bytes written to the log."}),
+		syncCount:    prometheus.NewCounter(prometheus.CounterOpts{Name: "braid_raftstore_wal_records_total", Help: "Records written to the log."}),
+		writtenGauge: prometheus.NewGauge(prometheus.GaugeOpts{Name: "etcd_disk_wal_write_bytes_total", Help: "Bytes written to the log."}),
+		cutTime:      hist("braid_pd_cut_duration_seconds", "Time from proposing a cut to applying it, on pd's leader.", seconds),
+		cutRegions:   hist("braid_pd_cut_regions", "Regions in a cut.", counts),
+		cutBytes:     hist("braid_pd_cut_bytes", "Size of a cut in pd's log.", prometheus.ExponentialBuckets(32, 2, 16)),
+		cutRevs:      hist("braid_pd_cut_revisions", "Revisions that a cut gave out.", counts),
+		verdicts:     vec("braid_pd_reports_total", "Reports of regions by what they were worth.", "verdict"),
+		peerSent:     vec("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", "To"),
+		peerRecv:     vec("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", "From"),
+		peerFailed:   vec("etcd_network_peer_sent_failures_total", "The total number of send failures from peers.", "To"),
+		peerDrops:    vec("braid_raftstore_transport_dropped_total", "Frames that found their queue full or their peer away.", "To"),
 	}
 	for v := range m.byVerdict {
 		m.byVerdict[v] = m.verdicts.WithLabelValues(order.Verdict(v).String())
 	}
-	n.registry.MustRegister(m.syncTime, m.syncBytes, m.syncCount, m.cutTime, m.cutRegions, m.cutBytes, m.cutRevs,
+	m.fsyncTime = hist("etcd_disk_wal_fsync_duration_seconds", "Time of one write and sync of the log.", prometheus.ExponentialBuckets(0.001, 2, 14))
+	n.registry.MustRegister(m.fsyncTime, m.writtenGauge, m.syncTime, m.syncBytes, m.syncCount, m.cutTime, m.cutRegions, m.cutBytes, m.cutRevs,
 		m.verdicts, m.peerSent, m.peerRecv, m.peerFailed, m.peerDrops)
 	return m
 }
 
 func (m *metrics) onSync(d time.Duration, records, bytes int) {
 	m.syncTime.Observe(d.Seconds())
+	m.fsyncTime.Observe(d.Seconds())
 	m.syncCount.Add(float64(records))
 	m.syncBytes.Add(float64(bytes))
+	m.writtenGauge.Add(float64(bytes))
 }
 
 func (m *metrics) pd() pd.Metrics {
@@ -117,6 +124,8 @@ func (m *metrics) registerStore() { m.n.registry.MustRegister(&storeCollector{m.
 type storeCollector struct{ n *Node }
 
 var (
+	descKnownPeers  = prometheus.NewDesc("etcd_network_known_peers", "The current number of known peers.", []string{"Local", "Remote"}, nil)
+	descActivePeers = prometheus.NewDesc("etcd_network_active_peers", "The current number of peers that are up.", []string{"Local", "Remote"}, nil)
 	descRegionIndex = prometheus.NewDesc("braid_region_applied_index", "Applied raft index of a replica.", []string{"region"}, nil)
 	descRegionRev   = prometheus.NewDesc("braid_region_revision", "Last revision applied by a replica.", []string{"region"}, nil)
 	descLeading     = prometheus.NewDesc("braid_region_leaders", "Regions led by this node.", nil, nil)
@@ -139,7 +148,7 @@ var (
 )
 
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descRegionIndex, descRegionRev, descLeading, descOverlay, descOverlayKeys, descEvaluated,
+	for _, d := range []*prometheus.Desc{descKnownPeers, descActivePeers, descRegionIndex, descRegionRev, descLeading, descOverlay, descOverlayKeys, descEvaluated,
 		descDeferred, descApplied, descSeals, descLag, descCut, descHeld, descGroups, descMessages, descSnapshots, descSegments,
 		descRewritten, descEngine, descStalls} {
 		ch <- d
@@ -152,6 +161,14 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	self := strconv.FormatUint(uint64(c.n.self), 16)
+	for _, p := range c.n.members { // etcd counts this member among those it knows
+		remote := strconv.FormatUint(p.ID, 16)
+		gauge(descKnownPeers, 1, self, remote)
+		if remote != self && c.n.net.Alive(raftid.StoreID(p.ID)) {
+			gauge(descActivePeers, 1, self, remote)
+		}
 	}
 	var leading, overlay, keys, lag int
 	var evaluated, deferred, applied, seals uint64
