@@ -17,6 +17,7 @@ import (
 type appliedWaiter struct {
 	item, index uint64
 	cut         pdpb.Cut
+	rev         mvcc.Revision
 	woken       chan struct{}
 }
 
@@ -82,6 +83,11 @@ func (r *Replica) awaitComplete(ctx context.Context, cut pdpb.Cut) error {
 	return r.awaitApplied(ctx, appliedWaiter{item: newest})
 }
 
+// WaitRevision waits until this replica has applied a revision of its own. Any goroutine.
+func (r *Replica) WaitRevision(ctx context.Context, rev mvcc.Revision) error {
+	return r.awaitApplied(ctx, appliedWaiter{rev: rev})
+}
+
 // awaitApplied waits on the caller's goroutine until w is reached.
 func (r *Replica) awaitApplied(ctx context.Context, w appliedWaiter) error {
 	r.mu.Lock()
@@ -111,7 +117,7 @@ func (r *Replica) awaitApplied(ctx context.Context, w appliedWaiter) error {
 }
 
 func (s *shared) reached(w *appliedWaiter) bool {
-	return s.applied.Item >= w.item && s.applied.Index >= w.index && s.through >= w.cut
+	return s.applied.Item >= w.item && s.applied.Index >= w.index && s.through >= w.cut && s.applied.Revision >= w.rev
 }
 
 func (r *Replica) forget(woken chan struct{}) {

@@ -78,6 +78,7 @@ func (r *Router) at(ctx context.Context, serializable bool, spans []mvcc.Span, f
 			var p point
 			if p, err = r.readPoint(ctx); err == nil {
 				err = fn(ctx, p)
+				r.told.raise(int64(p.rev))
 			}
 		}
 		if !errors.Is(err, errRaced) {
@@ -89,12 +90,23 @@ func (r *Router) at(ctx context.Context, serializable bool, spans []mvcc.Span, f
 	}
 }
 
-// atLocal reads at the newest mark of this node, once the replicas are complete through it; what
-// is complete stays so, and the read itself needs no further care. A node that is cut off may know
+// atLocal reads at the newest mark of this node, once that has come up to what the node has told and
+// the replicas are complete through it; what is complete stays so, and the read itself needs no
+// further care. A node that is cut off may know
 // the mark and lack the entries; then, after some patience, the read takes what its replicas have
 // applied, at the lowest revision among them, so that it is one snapshot all the same.
 func (r *Router) atLocal(ctx context.Context, spans []mvcc.Span, fn func(ctx context.Context, p point) error) error {
 	m := r.oracle.Mark()
+	if told := mvcc.Revision(r.told.rev.Load()); m.Rev < told {
+		wctx, cancel := context.WithTimeout(ctx, r.opts.LocalWait)
+		err := r.oracle.WaitRevision(wctx, told)
+		late := wctx.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err != nil && !late {
+			return err
+		}
+		m = r.oracle.Mark()
+	}
 	if m.Rev > 0 {
 		wctx, cancel := context.WithTimeout(ctx, r.opts.LocalWait)
 		_, _, err := r.visit(wctx, spans, view{cut: m.Cut, rev: m.Rev})

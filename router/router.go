@@ -24,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -59,6 +60,9 @@ type Oracle interface {
 	// Mark returns the newest mark this node knows, without any communication. Its Rev is 0
 	// before the first one.
 	Mark() pdpb.Mark
+	// WaitRevision returns once Mark is at rev or above; an answer named rev, so there is such a
+	// mark.
+	WaitRevision(ctx context.Context, rev mvcc.Revision) error
 	// Compact decides a compaction at its place among the cuts (C3) and returns the revision of
 	// the store there. Its refusals are *regionpb.Error with Compacted or FutureRevision.
 	Compact(ctx context.Context, rev int64) (mvcc.Revision, error)
@@ -108,8 +112,9 @@ type Options struct {
 	PageBytes int64
 	// CountWorkers bounds how many regions one request counts at a time. Default 8.
 	CountWorkers int
-	// LocalWait is how long a serializable read waits for the local replicas to come up to the
-	// newest mark before it takes what is applied. Default 100 ms.
+	// LocalWait is how long a serializable read waits for the newest mark to come up to what this
+	// node has told, and then for the local replicas to come up to the mark, before it takes what
+	// is applied. Default 100 ms.
 	LocalWait time.Duration
 	// RetryMin and RetryMax bound the pauses between attempts. Defaults 2 ms and 100 ms.
 	RetryMin, RetryMax time.Duration
@@ -140,11 +145,25 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Router answers the requests of etcd's KV service over regions. Its fields never change.
+// Router answers the requests of etcd's KV service over regions.
 type Router struct {
 	oracle Oracle
 	stores Stores
 	opts   Options
+	told   told
+}
+
+// told is the highest revision in any answer of this node to a write or a linearizable read. Whoever
+// got one finds at least that in a serializable read at the same node, as in etcd, where a member
+// answers after applying; here the answer may have come from a region's leader elsewhere.
+type told struct{ rev atomic.Int64 }
+
+func (t *told) raise(rev int64) {
+	for old := t.rev.Load(); rev > old; old = t.rev.Load() {
+		if t.rev.CompareAndSwap(old, rev) {
+			return
+		}
+	}
 }
 
 // New returns a router. It owns nothing that would have to be closed.

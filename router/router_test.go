@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -288,6 +289,81 @@ func (o aheadOracle) Mark() pdpb.Mark {
 	m := o.Store.Mark()
 	m.Cut, m.Rev = m.Cut+5, m.Rev+5
 	return m
+}
+
+func putOp(key, value string) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}}}
+}
+
+// behindOracle's marks come late.
+type behindOracle struct {
+	*routertest.Store
+	mu    sync.Mutex
+	mark  pdpb.Mark
+	waits int
+	cut   bool // the stream has stopped
+}
+
+func (o *behindOracle) Mark() pdpb.Mark {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mark
+}
+
+func (o *behindOracle) WaitRevision(ctx context.Context, rev mvcc.Revision) error {
+	if o.cut {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	m := o.Store.Mark()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waits++
+	if m.Rev < rev {
+		return fmt.Errorf("revision %d was told, the store is at %d", rev, m.Rev)
+	}
+	o.mark = m
+	return nil
+}
+
+// TestSerializableAfterAnswer: a node whose newest mark lags behind what it answered waits for the
+// mark; a serializable read never is before an answer of the same node.
+func TestSerializableAfterAnswer(t *testing.T) {
+	s := routertest.New("m")
+	o := &behindOracle{Store: s, mark: s.Mark()}
+	r := router.New(o, s, fastOptions())
+	read := func(want int64) {
+		t.Helper()
+		resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Serializable: true})
+		if err != nil || resp.Header.Revision != want {
+			t.Errorf("%v %v, want revision %d", resp, err, want)
+		}
+	}
+	read(1)
+	if o.waits != 0 {
+		t.Error("waited without a reason")
+	}
+	read(put(t, r, "a", "1"))
+	resp, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putOp("b", "2"), putOp("x", "2")}}) // two regions
+	if err != nil {
+		t.Fatal(err)
+	}
+	read(resp.Header.Revision)
+	other := router.New(s, s, fastOptions())
+	rev := put(t, other, "z", "3")
+	read(resp.Header.Revision) // what another node answered binds nobody here
+	if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("z")}); err != nil {
+		t.Fatal(err)
+	}
+	read(rev)
+	if o.waits != 3 {
+		t.Errorf("waited %d times", o.waits)
+	}
+	put(t, r, "a", "4")
+	o.cut = true
+	if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), Serializable: true}); err != nil {
+		t.Errorf("a node that is cut off answers with what it has: %v", err)
+	}
 }
 
 // TestStreamIsBounded streams a range of many regions and looks at what was held meanwhile.

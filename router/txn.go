@@ -106,17 +106,20 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 	for b := r.backoff(); ; {
 		resp, err := r.proposeOnce(ctx, w)
 		if errors.Is(err, errSeveral) {
-			return r.attempts(ctx, w.Txn)
+			resp, err = r.attempts(ctx, w.Txn)
+		} else if err != nil && notExecuted(err) {
+			if werr := b.wait(ctx); werr != nil {
+				return nil, werr
+			}
+			// What was handed over may still be in somebody's hands.
+			next := *w
+			w = &next
+			continue
 		}
-		if err == nil || !notExecuted(err) {
-			return resp, err
+		if err == nil {
+			r.told.raise(resp.Header.GetRevision())
 		}
-		if werr := b.wait(ctx); werr != nil {
-			return nil, werr
-		}
-		// What was handed over may still be in somebody's hands.
-		next := *w
-		w = &next
+		return resp, err
 	}
 }
 

@@ -90,9 +90,12 @@ type reader struct {
 	gone bool
 }
 
+// markWaiter waits for a region's mark at a cut, or with rev set for the store's newest mark at a
+// revision.
 type markWaiter struct {
 	id   pdpb.RegionID
 	cut  pdpb.Cut
+	rev  mvcc.Revision
 	done func(error)
 }
 
@@ -148,7 +151,7 @@ func (c *Client) Unregister(id pdpb.RegionID) {
 			}
 		}
 		c.core.Unregister(id)
-		waiters = c.takeMarks(func(w *markWaiter) bool { return w.id == id })
+		waiters = c.takeMarks(func(w *markWaiter) bool { return w.rev == 0 && w.id == id })
 	})
 	for _, w := range waiters {
 		w.done(ErrNotSubscribed)
@@ -177,14 +180,31 @@ func (c *Client) Report(id pdpb.RegionID) {
 
 // WaitMark implements region.Order.
 func (c *Client) WaitMark(ctx context.Context, id pdpb.RegionID, cut pdpb.Cut) error {
+	if err := c.awaitMark(ctx, &markWaiter{id: id, cut: cut}); err != ctx.Err() || err == nil {
+		return err
+	}
+	return fmt.Errorf("%w: waiting for cut %d of region %d: %w", ErrTimeout, cut, id, ctx.Err())
+}
+
+// WaitRevision returns once Mark().Rev >= rev, asking for a mark if need be (S4): somebody was told
+// of this revision, so that there is or will be a cut which gave it.
+func (c *Client) WaitRevision(ctx context.Context, rev mvcc.Revision) error {
+	if err := c.awaitMark(ctx, &markWaiter{rev: rev}); err != ctx.Err() || err == nil {
+		return err
+	}
+	return fmt.Errorf("%w: waiting for revision %d: %w", ErrTimeout, rev, ctx.Err())
+}
+
+func (c *Client) awaitMark(ctx context.Context, w *markWaiter) error {
 	ch := make(chan error, 1)
-	w := c.waitMark(id, cut, func(err error) { ch <- err })
+	w.done = func(err error) { ch <- err }
+	c.waitMark(w)
 	select {
 	case err := <-ch:
 		return err
 	case <-ctx.Done():
 		c.with(func() { c.takeMarks(func(o *markWaiter) bool { return o == w }) })
-		return fmt.Errorf("%w: waiting for cut %d of region %d: %w", ErrTimeout, cut, id, ctx.Err())
+		return ctx.Err()
 	}
 }
 
@@ -197,31 +217,41 @@ func (c *Client) WantMark(cut pdpb.Cut) {
 // WaitMarkFunc is WaitMark for callers that must not block. done is called once, at once when
 // the mark is there.
 func (c *Client) WaitMarkFunc(id pdpb.RegionID, cut pdpb.Cut, done func(error)) {
-	c.waitMark(id, cut, done)
+	c.waitMark(&markWaiter{id: id, cut: cut, done: done})
 }
 
-func (c *Client) waitMark(id pdpb.RegionID, cut pdpb.Cut, done func(error)) *markWaiter {
-	w := &markWaiter{id: id, cut: cut, done: done}
+func (c *Client) waitMark(w *markWaiter) {
 	var err error
-	now := false
+	now := true
 	c.with(func() {
-		mark, _, ok := c.core.State(id)
 		switch {
 		case c.closed:
-			now, err = true, ErrClosed
-		case c.sources[id] == nil:
-			now, err = true, ErrNotSubscribed
-		case ok && mark.Cut >= cut:
-			now = true
+			err = ErrClosed
+		case w.rev == 0 && c.sources[w.id] == nil:
+			err = ErrNotSubscribed
+		case c.reached(w):
 		default:
+			now = false
 			c.marks = append(c.marks, w)
-			c.core.WantMark(cut)
+			if w.rev == 0 {
+				c.core.WantMark(w.cut)
+			} else {
+				c.core.WantMark(c.core.Newest().Cut + 1)
+			}
 		}
 	})
 	if now {
-		done(err)
+		w.done(err)
 	}
-	return w
+}
+
+// reached says whether a waiter's mark is here. Called with mu held.
+func (c *Client) reached(w *markWaiter) bool {
+	if w.rev > 0 {
+		return c.core.Newest().Rev >= w.rev
+	}
+	mark, _, ok := c.core.State(w.id)
+	return ok && mark.Cut >= w.cut
 }
 
 // takeMarks removes and returns waiters. Called with mu held.

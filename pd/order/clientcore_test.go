@@ -147,7 +147,7 @@ func TestClientCore(t *testing.T) {
 				if err != nil || g.String() != f.String() {
 					t.Fatalf("frame changed by encoding: %v\n%v\n%v", err, f, g)
 				}
-				items, ok := c.BeginFrame(raftid.StoreID(num("from")), g)
+				items, ok := c.Frame(raftid.StoreID(num("from")), g)
 				if !ok {
 					b.WriteString("not taken\n")
 					break
@@ -155,7 +155,6 @@ func TestClientCore(t *testing.T) {
 				for i := range items {
 					fmt.Fprintf(&b, "deliver r%d #%d\n", items[i].Region, items[i].N)
 				}
-				c.EndFrame(raftid.StoreID(num("from")), g)
 			case "state":
 				for id := pdpb.RegionID(2); id < 6; id++ {
 					if c.subs[id] != nil {

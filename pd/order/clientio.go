@@ -252,9 +252,13 @@ func (c *Client) HandleFrame(from raftid.StoreID, f *Frame) {
 	var items []pdpb.Item
 	var ok bool
 	var sources []ReportSource
+	var woken []*markWaiter
 	c.with(func() {
-		if items, ok = c.core.BeginFrame(from, f); !ok {
+		if items, ok = c.core.Frame(from, f); !ok {
 			return
+		}
+		if len(c.marks) > 0 {
+			woken = c.takeMarks(c.reached)
 		}
 		for i := range items {
 			sources = append(sources, c.sources[items[i].Region])
@@ -274,16 +278,6 @@ func (c *Client) HandleFrame(from raftid.StoreID, f *Frame) {
 		}
 		i = j
 	}
-	var woken []*markWaiter
-	c.with(func() {
-		c.core.EndFrame(from, f)
-		if len(c.marks) > 0 {
-			woken = c.takeMarks(func(w *markWaiter) bool {
-				mark, _, ok := c.core.State(w.id)
-				return ok && mark.Cut >= w.cut
-			})
-		}
-	})
 	for _, w := range woken {
 		w.done(nil)
 	}

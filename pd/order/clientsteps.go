@@ -8,12 +8,16 @@ import (
 	"braid/raftstore/raftid"
 )
 
-// BeginFrame takes a frame and returns the items to deliver, in order. After delivering them the
-// caller calls EndFrame with the same frame; only then the region's states move, so that nobody
-// sees a mark before its items (S2). Frames are handled one at a time. ok is false for a frame
-// that is not the stream's next: those of other sessions are ignored; a hole ends the session, and
-// so does a frame of another life of the member, which has forgotten the subscriptions.
-func (c *ClientCore) BeginFrame(from raftid.StoreID, f *Frame) (items []pdpb.Item, ok bool) {
+// Frame takes a frame, moves the regions' states to its mark, and returns the items to deliver, in
+// order, before the next frame is taken. A state so names items that are on their way to the
+// replica, which is complete only once it has applied them (S2). The other way round, items before
+// the mark, a replica applies and answers a write of which its own store does not know yet, and
+// who reads there at the newest mark does not find what was acknowledged.
+//
+// ok is false for a frame that is not the stream's next: those of other sessions are ignored; a
+// hole ends the session, and so does a frame of another life of the member, which has forgotten
+// the subscriptions.
+func (c *ClientCore) Frame(from raftid.StoreID, f *Frame) (items []pdpb.Item, ok bool) {
 	defer c.step()
 	if from != c.stream.member || f.Session != c.stream.session {
 		if f.Session < c.stream.session && from != c.stream.member && len(c.closing) < 16 {
@@ -29,15 +33,12 @@ func (c *ClientCore) BeginFrame(from raftid.StoreID, f *Frame) (items []pdpb.Ite
 		return nil, false
 	}
 	c.stream.seq++
+	c.settle(f)
 	return f.Items, true
 }
 
-// EndFrame moves the states to the frame's mark.
-func (c *ClientCore) EndFrame(from raftid.StoreID, f *Frame) {
-	defer c.step()
-	if from != c.stream.member || f.Session != c.stream.session {
-		return
-	}
+// settle moves the states to a frame's mark.
+func (c *ClientCore) settle(f *Frame) {
 	c.stream.frames, c.stream.heard = true, c.now
 	if f.Role.Leader != 0 {
 		c.stream.lastLive = c.now
@@ -82,7 +83,7 @@ func (c *ClientCore) EndFrame(from raftid.StoreID, f *Frame) {
 		c.newest = f.Mark
 	}
 	c.dirVersion = max(c.dirVersion, f.Dir)
-	c.SetRole(f.Role)
+	c.learn(f.Role)
 }
 
 // HaveDirectory tells which version of the directory is here.

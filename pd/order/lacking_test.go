@@ -18,10 +18,9 @@ func TestOnlyWhoWasSentItemsIsAsked(t *testing.T) {
 	}
 	frame := func(seq uint64, acks []Ack, items ...pdpb.Item) {
 		f := &Frame{Session: c.stream.session, Seq: seq, Role: Role{Term: 1, Leader: 1}, Acks: acks, Items: items}
-		if _, ok := c.BeginFrame(1, f); !ok {
+		if _, ok := c.Frame(1, f); !ok {
 			t.Fatalf("frame %d refused", seq)
 		}
-		c.EndFrame(1, f)
 	}
 	var acks []Ack
 	for id := pdpb.RegionID(10); id < 20; id++ {

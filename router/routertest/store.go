@@ -130,6 +130,9 @@ func (s *Store) Mark() pdpb.Mark {
 	return pdpb.Mark{Cut: s.cut, Rev: s.rev, Floor: s.floor}
 }
 
+// WaitRevision implements router.Oracle; the mark is always the newest one.
+func (s *Store) WaitRevision(context.Context, mvcc.Revision) error { return nil }
+
 // Compact implements router.Oracle.
 func (s *Store) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
 	if err := s.fail(ctx, "compact"); err != nil {

@@ -132,6 +132,10 @@ func (o *multiOracle) ReadPoint(ctx context.Context) (pdpb.ReadPoint, error) {
 	return p, orderError(err)
 }
 
+func (o *multiOracle) WaitRevision(ctx context.Context, rev mvcc.Revision) error {
+	return orderError(o.client.WaitRevision(ctx, rev))
+}
+
 func (o *multiOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
 	at, err := o.client.Compact(ctx, rev)
 	return at, orderError(err)

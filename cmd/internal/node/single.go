@@ -169,6 +169,15 @@ func (o *singleOracle) Mark() pdpb.Mark {
 	return pdpb.Mark{Cut: p.Cut, Rev: p.Revision, Floor: mvcc.Revision(o.floor.Load()), Fence: pdpb.Fence(o.fence.Load())}
 }
 
+// WaitRevision implements router.Oracle.
+func (o *singleOracle) WaitRevision(ctx context.Context, rev mvcc.Revision) error {
+	h := o.replica()
+	if h == nil {
+		return regionpb.ErrorOf(regionpb.RegionNotFound)
+	}
+	return h.WaitRevision(ctx, rev)
+}
+
 // ReadPoint implements router.Oracle.
 func (o *singleOracle) ReadPoint(ctx context.Context) (pdpb.ReadPoint, error) {
 	h := o.replica()
