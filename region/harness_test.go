@@ -220,6 +220,9 @@ func (h *host) start(id pdpb.RegionID) {
 	}
 	cfg.Wake = func() { h.wakes++ }
 	cfg.Fatal = func(err error) { h.fatal = err }
+	if cfg.Limits.PipelineCommandsMin == 0 {
+		cfg.Limits.PipelineCommandsMin = 1 // each write an entry of its own, unless the test says otherwise
+	}
 	h.r, err = NewReplica(cfg)
 	must(err)
 	h.log.role = raftstore.Role{Term: h.log.role.Term}

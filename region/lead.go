@@ -50,7 +50,7 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 			return false, nil
 		}
 	}
-	for n := 0; len(r.queue) > 0 && !r.full() && r.held == nil; n++ {
+	for n := 0; len(r.queue) > 0 && !r.full() && !r.gathering(h) && r.held == nil; n++ {
 		if n == r.lim.ProposalsMax {
 			return true, nil
 		}
@@ -60,6 +60,13 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 		}
 	}
 	return false, nil
+}
+
+// gathering says that what is queued waits for the commit of the entry before it, to go together
+// with what comes meanwhile. The commit, or the loss of leadership, calls Work again.
+func (r *Replica) gathering(h raftstore.Handle) bool {
+	n := len(r.inflight.list)
+	return n > 0 && r.inflight.list[n-1].index > h.Committed() && len(r.queue) < r.lim.PipelineCommandsMin
 }
 
 // lockedMax bounds the commands that one look at the queue passes over because of locks; when it is

@@ -15,6 +15,10 @@ type Limits struct {
 	// entry of its own.
 	EntryCommandsMax int
 	EntryBytesMax    int
+	// PipelineCommandsMin is how many commands must wait for a leader to propose an entry while an
+	// earlier one is not committed. Fewer wait for that: the round under way is the batch window of
+	// the next one, because what a round costs hardly depends on what it carries.
+	PipelineCommandsMin int
 	// ProposalsMax bounds the entries proposed in one call of Work.
 	ProposalsMax int
 	// SealsMax bounds the seals of one entry.
@@ -56,7 +60,7 @@ var (
 		QueueCountMax: 16 << 10, QueueBytesMax: 64 << 20,
 		InflightEntriesMax: 1 << 10, InflightBytesMax: 64 << 20,
 		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
-		ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
+		PipelineCommandsMin: 128, ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
 		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PreparedBytesMax: 64 << 20,
 		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
@@ -65,7 +69,7 @@ var (
 		QueueCountMax: 8, QueueBytesMax: 4 << 10,
 		InflightEntriesMax: 3, InflightBytesMax: 4 << 10,
 		EntryCommandsMax: 3, EntryBytesMax: 256,
-		ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
+		PipelineCommandsMin: 2, ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
 		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PreparedBytesMax: 256,
 		ReadBytesMax: 64, ReadKeysMax: 3,
@@ -79,7 +83,7 @@ func (l Limits) withDefaults() Limits {
 		{&l.QueueCountMax, &d.QueueCountMax}, {&l.QueueBytesMax, &d.QueueBytesMax},
 		{&l.InflightEntriesMax, &d.InflightEntriesMax}, {&l.InflightBytesMax, &d.InflightBytesMax},
 		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax},
-		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
+		{&l.PipelineCommandsMin, &d.PipelineCommandsMin}, {&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
 		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
 		{&l.LocksMax, &d.LocksMax}, {&l.LockTicksMax, &d.LockTicksMax}, {&l.LockWaitTicksMax, &d.LockWaitTicksMax},
 		{&l.AbortTicks, &d.AbortTicks}, {&l.StandBackTicks, &d.StandBackTicks}, {&l.PreparedBytesMax, &d.PreparedBytesMax},

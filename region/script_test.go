@@ -21,7 +21,7 @@ import (
 //
 // Commands; r=1 is the default replica:
 //
-//	new [limits=tiny] [shared] [mut=name]   three replicas and an order, all new
+//	new [limits=tiny|gather] [shared] [mut=name]   three replicas and an order, all new
 //	lead r= term=        it leads; its opening entry is appended
 //	follow r= term= leader=
 //	write r= [drop]      one transaction per line, then one call of the group
@@ -197,6 +197,9 @@ func (s *script) make(d *datadriven.TestData) {
 		s.hosts[id] = newHost(raftidOf(uint64(id)), testDesc, func(c *Config) {
 			if word(d, "limits") == "tiny" {
 				c.Limits = TinyLimits
+			}
+			if word(d, "limits") == "gather" {
+				c.Limits.PipelineCommandsMin = 3
 			}
 			c.Limits.SealDelayTicks = 2
 			c.SharedFsync = has(d, "shared")

@@ -136,6 +136,7 @@ func Open(o Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{o: o, fatal: make(chan struct{}), gc: gcLimits{gcVisitsMax, gcRemovesMax}}
+	e.pressure.growing.Store(true)
 	e.notify.init(e.onNotify)
 	e.popt = e.pebbleOptions()
 	db, err := pebble.Open(o.Dir, e.popt)

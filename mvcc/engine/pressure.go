@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -21,6 +22,7 @@ type pressure struct {
 	total   atomic.Int64 // stalls since Open
 	high    atomic.Bool  // above the high marks when last looked at
 	written atomic.Int64 // bytes committed since last looked at
+	growing atomic.Bool  // memtables have not reached their full size
 }
 
 func (p *pressure) stall(begin bool) {
@@ -35,11 +37,41 @@ func (p *pressure) stall(begin bool) {
 // Stalled says whether writers should hold back: Pebble stalls, or is close to it.
 func (e *Engine) Stalled() bool { return e.pressure.high.Load() || e.pressure.stalls.Load() > 0 }
 
-// wrote counts committed bytes and has the pressure looked at every eighth of a memtable.
+// wrote counts committed bytes and has the pressure looked at every eighth of a memtable, more
+// often while memtables grow.
 func (e *Engine) wrote(n int64) {
-	if e.pressure.written.Add(n) >= e.o.MemTableBytes/8 {
+	step := e.o.MemTableBytes / 8
+	if e.pressure.growing.Load() {
+		step = min(step, growthStepBytes)
+	}
+	if e.pressure.written.Add(n) >= step {
 		e.pressure.written.Store(0)
 		e.notify.kick()
+	}
+}
+
+// Pebble's memtables begin with 256 KiB and double, and none is flushed before all together have
+// half a full one. Until then a get would look into eight of them, which costs more than all else
+// in the evaluation of a put; so the engine has them flushed when they are growthTablesMax.
+const (
+	growthTablesMax = 3
+	growthStepBytes = 128 << 10
+)
+
+// growth flushes memtables that are many and small.
+func (e *Engine) growth(m *pebble.Metrics) {
+	if !e.pressure.growing.Load() {
+		return
+	}
+	if int64(m.MemTable.Size) >= e.o.MemTableBytes {
+		e.pressure.growing.Store(false)
+		return
+	}
+	if m.MemTable.Count < growthTablesMax || m.Flush.NumInProgress > 0 {
+		return
+	}
+	if _, err := e.db.AsyncFlush(); err != nil {
+		e.fail(fmt.Errorf("engine: flush: %w", err))
 	}
 }
 
@@ -53,6 +85,7 @@ func (e *Engine) onFlushEnd(info pebble.FlushInfo) {
 // onNotify runs on the notifier's goroutine: Pebble forbids calls into it from its callbacks.
 func (e *Engine) onNotify(flushed bool) {
 	m := e.db.Metrics()
+	e.growth(m)
 	e.pressure.high.Store(m.MemTable.Count >= memTablesHigh || m.Levels[0].Sublevels >= l0SublevelsHigh)
 	if flushed && e.o.OnFlush != nil {
 		e.o.OnFlush()

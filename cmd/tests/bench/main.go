@@ -51,6 +51,7 @@ type options struct {
 	only        string
 	out         string
 	dir         string
+	profiles    string
 }
 
 const (
@@ -74,6 +75,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "run only this program, braid or etcd")
 	flag.StringVar(&o.out, "out", "", "append the table to this file")
 	flag.StringVar(&o.dir, "dir", "", "folder for data (default: a temporary one)")
+	flag.StringVar(&o.profiles, "profiles", "", "keep CPU profiles of all servers in this folder (mode puts); the figures then include profiling")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -141,6 +143,9 @@ func (o *options) programs() ([]program, error) {
 	}
 	var chosen []program
 	for _, p := range all {
+		if o.profiles != "" {
+			p.args = append(p.args, "--enable-pprof")
+		}
 		if o.only == "" || o.only == p.name {
 			chosen = append(chosen, p)
 		}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,11 +143,13 @@ func puts(ctx context.Context, o options, p program) (s sample, err error) {
 	measured, before, after := time.Duration(0), usage{}, usage{}
 	if err = proc.Wait(workCtx, warmUp); err == nil {
 		if before, err = used(ctx, cluster, p); err == nil {
+			profiled := profiles(workCtx, o, p, cluster)
 			from := time.Now()
 			measure(true)
 			err = proc.Wait(workCtx, o.duration)
 			measure(false)
 			measured = time.Since(from)
+			err = errors.Join(err, profiled())
 			if err == nil {
 				after, err = used(ctx, cluster, p)
 			}
@@ -169,6 +173,48 @@ func puts(ctx context.Context, o options, p program) (s sample, err error) {
 		p50:             latencies[len(latencies)/2],
 		p99:             latencies[len(latencies)*99/100],
 	}, nil
+}
+
+// profiles takes a CPU profile of every server over the measured time, if that is wanted; the
+// returned function waits for them.
+func profiles(ctx context.Context, o options, p program, c *proc.Cluster) (wait func() error) {
+	if o.profiles == "" {
+		return func() error { return nil }
+	}
+	failed := make([]error, len(c.Nodes))
+	var wg sync.WaitGroup
+	for i, n := range c.Nodes {
+		wg.Go(func() {
+			failed[i] = save(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", n.Client, int(o.duration.Seconds())),
+				filepath.Join(o.profiles, fmt.Sprintf("%s-%d.pb.gz", p.name, i+1)))
+		})
+	}
+	return func() error {
+		wg.Wait()
+		return errors.Join(failed...)
+	}
+}
+
+// save downloads a page into a file.
+func save(ctx context.Context, url, path string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, resp.Body)
+	return errors.Join(err, file.Close())
 }
 
 // used sums the counters of all nodes.
