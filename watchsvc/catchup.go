@@ -2,9 +2,11 @@ package watchsvc
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -95,9 +97,10 @@ func cloneVersion(v *mvcc.Version) *mvcc.Version {
 func (s *Stream) mostBehind() *group {
 	var g *group
 	var next mvcc.Revision
+	var id int64 // a tie must not depend on chance
 	for w := range s.late {
-		if g == nil || w.next < next {
-			g, next = w.group, w.next
+		if g == nil || w.next < next || w.next == next && w.id < id {
+			g, next, id = w.group, w.next, w.id
 		}
 	}
 	return g
@@ -106,17 +109,21 @@ func (s *Stream) mostBehind() *group {
 // endCompacted cancels the group's watchers whose history is compacted, and says whether there
 // were any. Only watchers that are behind are concerned: one that has everything survives any
 // compaction. Called with Hub.mu held.
-func (s *Stream) endCompacted(g *group) (any bool) {
+func (s *Stream) endCompacted(g *group) bool {
 	floor := s.hub.floorLocked(g.sources)
+	var over []*watcher
 	for w := range s.late {
 		if w.group == g && w.next < floor {
-			// Its id stays taken until the client cancels it, as in etcd.
-			s.end(w)
-			s.control(Response{ID: w.id, Canceled: true, Compacted: floor, Tag: w.tag})
-			any = true
+			over = append(over, w)
 		}
 	}
-	return any
+	sortByID(over)
+	for _, w := range over {
+		// Its id stays taken until the client cancels it, as in etcd.
+		s.end(w)
+		s.control(Response{ID: w.id, Canceled: true, Compacted: floor, Tag: w.tag})
+	}
+	return len(over) > 0
 }
 
 // members returns the group's watchers that have something to read, and where that begins; those
@@ -134,7 +141,13 @@ func (s *Stream) members(g *group) (from mvcc.Revision, members []*watcher) {
 			members = append(members, w)
 		}
 	}
+	sortByID(members)
 	return from, members
+}
+
+// sortByID makes what follows independent of the order in which a map gives its keys.
+func sortByID(list []*watcher) {
+	slices.SortFunc(list, func(a, b *watcher) int { return cmp.Compare(a.id, b.id) })
 }
 
 // goLive puts a watcher that has everything up to its group's frontier into the index. Called with

@@ -15,6 +15,9 @@
 // it, until it has caught up with its group. So nobody waits for a slow client, and what a client
 // can hold in memory is bounded.
 //
+// A hub made by New starts nothing and looks at no clock but Options.Now: its owner calls Turn when
+// it is woken. NewHub adds the goroutine that does so. The simulator drives the former.
+//
 // Ownership: Hub.win guards the Merger, Hub.mu the watchers, groups and what streams know of
 // them, Stream.mu a stream's queue; they are taken in the order mu, win, Stream.mu. Rule names
 // (I7, W1, S2 ...) refer to docs/ordering.md.
@@ -70,6 +73,17 @@ type Options struct {
 	WatchersMax int
 	// ProgressWait is how long a progress request waits for quiet regions to be heard of (80 ms).
 	ProgressWait time.Duration
+	// Now is the clock (time.Now).
+	Now func() time.Time
+	// Mutants drops rules, for tests that show that their loss is noticed.
+	Mutants Mutants
+}
+
+// Mutants drop one rule each, on purpose. The zero value drops none.
+type Mutants struct {
+	// SourceCursor (W1): a watch of several regions stands where the first of them stands, not
+	// where its span does.
+	SourceCursor bool
 }
 
 func (o Options) withDefaults() Options {
@@ -88,6 +102,9 @@ func (o Options) withDefaults() Options {
 	def(&o.WatchersMax, 1_000_000)
 	if o.ProgressWait <= 0 {
 		o.ProgressWait = 80 * time.Millisecond
+	}
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	if o.Current == nil {
 		o.Current = func() mvcc.Revision { return 0 }
@@ -114,6 +131,7 @@ type Hub struct {
 	}
 	mu     sync.Mutex
 	groups map[groupKey]*group
+	order  []*group             // the same, in an order that does not depend on chance
 	asking map[*Stream]struct{} // have progress requests that wait
 	hint   mvcc.Revision        // compaction floor told by Compacted; guarded by mu
 
@@ -141,6 +159,7 @@ type groupKey struct{ first, last *source }
 // can be found anew.
 type group struct {
 	key      groupKey
+	at       int // in Hub.order
 	sources  []*source
 	frontier mvcc.Revision
 	synced   index
@@ -156,16 +175,26 @@ const demandEvery = 10 * time.Millisecond
 // ErrClosed is returned by what a stream waits for when the hub is closed.
 var ErrClosed = errors.New("watchsvc: closed")
 
-// NewHub starts a hub; Close must be called in the end.
+// NewHub starts a hub with a goroutine of its own; Close must be called in the end.
 func NewHub(o Options) *Hub {
+	h := New(o)
+	h.wg.Go(h.run)
+	return h
+}
+
+// New returns a hub that does nothing unless its owner calls Turn.
+func New(o Options) *Hub {
 	h := &Hub{
 		o: o.withDefaults(), groups: map[groupKey]*group{}, asking: map[*Stream]struct{}{},
 		hint: -1, wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	h.win.m = NewMerger(h.o.WindowBytes)
-	h.wg.Go(h.run)
+	h.win.m.mut = h.o.Mutants
 	return h
 }
+
+// Wake signals that Turn has something to do.
+func (h *Hub) Wake() <-chan struct{} { return h.wake }
 
 // Close ends the hub's goroutine and waits for it. Streams must have been closed.
 func (h *Hub) Close() {
@@ -286,6 +315,8 @@ func (h *Hub) joinLocked(w *watcher) bool {
 			s.groups++
 		}
 		h.groups[key] = g
+		g.at = len(h.order)
+		h.order = append(h.order, g)
 		g.frontier = h.refresh(g.sources)
 	} else {
 		// What is there already is the past for a watcher that begins with it.
@@ -327,5 +358,9 @@ func (h *Hub) leaveLocked(w *watcher) {
 			s.groups--
 		}
 		delete(h.groups, g.key)
+		last := h.order[len(h.order)-1]
+		h.order[g.at], last.at = last, g.at
+		h.order[len(h.order)-1] = nil
+		h.order = h.order[:len(h.order)-1]
 	}
 }

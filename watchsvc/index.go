@@ -11,13 +11,30 @@ import (
 // an interval tree (a treap by (start, end), each node knowing the greatest end below it), so that
 // an event costs the watchers it matches and the logarithm of the spans.
 type index struct {
-	keys map[string]map[*watcher]struct{}
+	keys map[string]*watcherSet
 	root *spanNode
+}
+
+// watcherSet is the watchers of one span, in an order that does not depend on chance. Each knows
+// its place, so it is in one set at a time from which it is removed.
+type watcherSet []*watcher
+
+func (s *watcherSet) add(w *watcher) {
+	w.at = len(*s)
+	*s = append(*s, w)
+}
+
+func (s *watcherSet) remove(w *watcher) {
+	list := *s
+	last := len(list) - 1
+	list[w.at], list[last].at = list[last], w.at
+	list[last] = nil
+	*s = list[:last]
 }
 
 type spanNode struct {
 	span        mvcc.Span
-	watchers    map[*watcher]struct{}
+	watchers    watcherSet
 	prio        uint32
 	left, right *spanNode
 	maxEnd      []byte // nil: no bound
@@ -32,14 +49,14 @@ func single(s mvcc.Span) bool {
 func (x *index) add(w *watcher) {
 	if single(w.span) {
 		if x.keys == nil {
-			x.keys = map[string]map[*watcher]struct{}{}
+			x.keys = map[string]*watcherSet{}
 		}
 		set := x.keys[string(w.span.Start)]
 		if set == nil {
-			set = map[*watcher]struct{}{}
+			set = &watcherSet{}
 			x.keys[string(w.span.Start)] = set
 		}
-		set[w] = struct{}{}
+		set.add(w)
 		return
 	}
 	x.root = x.root.insert(w)
@@ -48,7 +65,7 @@ func (x *index) add(w *watcher) {
 func (x *index) remove(w *watcher) {
 	if single(w.span) {
 		set := x.keys[string(w.span.Start)]
-		if delete(set, w); len(set) == 0 {
+		if set.remove(w); len(*set) == 0 {
 			delete(x.keys, string(w.span.Start))
 		}
 		return
@@ -58,8 +75,10 @@ func (x *index) remove(w *watcher) {
 
 // match calls fn with every watcher whose span holds the key. fn must not change the index.
 func (x *index) match(key []byte, fn func(*watcher)) {
-	for w := range x.keys[string(key)] {
-		fn(w)
+	if set := x.keys[string(key)]; set != nil {
+		for _, w := range *set {
+			fn(w)
+		}
 	}
 	x.root.stab(key, fn)
 }
@@ -67,7 +86,7 @@ func (x *index) match(key []byte, fn func(*watcher)) {
 // each calls fn with every watcher.
 func (x *index) each(fn func(*watcher)) {
 	for _, set := range x.keys {
-		for w := range set {
+		for _, w := range *set {
 			fn(w)
 		}
 	}
@@ -106,11 +125,13 @@ func (n *spanNode) update() *spanNode {
 
 func (n *spanNode) insert(w *watcher) *spanNode {
 	if n == nil {
-		return &spanNode{span: w.span, watchers: map[*watcher]struct{}{w: {}}, prio: rand.Uint32(), maxEnd: w.span.End}
+		n = &spanNode{span: w.span, prio: rand.Uint32(), maxEnd: w.span.End}
+		n.watchers.add(w)
+		return n
 	}
 	switch c := compareSpan(w.span, n.span); {
 	case c == 0:
-		n.watchers[w] = struct{}{}
+		n.watchers.add(w)
 		return n
 	case c < 0:
 		if n.left = n.left.insert(w); n.left.prio > n.prio {
@@ -140,7 +161,7 @@ func (n *spanNode) remove(w *watcher) *spanNode {
 	case c > 0:
 		n.right = n.right.remove(w)
 	default:
-		if delete(n.watchers, w); len(n.watchers) == 0 {
+		if n.watchers.remove(w); len(n.watchers) == 0 {
 			return join(n.left, n.right)
 		}
 		return n
@@ -173,7 +194,7 @@ func (n *spanNode) stab(key []byte, fn func(*watcher)) {
 			return
 		}
 		if n.span.End == nil || bytes.Compare(key, n.span.End) < 0 {
-			for w := range n.watchers {
+			for _, w := range n.watchers {
 				fn(w)
 			}
 		}
@@ -184,7 +205,7 @@ func (n *spanNode) stab(key []byte, fn func(*watcher)) {
 func (n *spanNode) each(fn func(*watcher)) {
 	for ; n != nil; n = n.right {
 		n.left.each(fn)
-		for w := range n.watchers {
+		for _, w := range n.watchers {
 			fn(w)
 		}
 	}

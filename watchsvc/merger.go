@@ -56,6 +56,7 @@ type Merger struct {
 	fed      []feed // oldest first from head: what goes when the window is full
 	head     int
 	merge    mergeHeap // reused
+	mut      Mutants
 }
 
 // source is one region in the window. Invariant: every event of the region with a revision in
@@ -190,6 +191,10 @@ func (m *Merger) Cover(span mvcc.Span) ([]*source, bool) {
 func (m *Merger) Through(sources []*source) mvcc.Revision {
 	least := sources[0].through
 	for _, s := range sources[1:] {
+		if m.mut.SourceCursor {
+			least = max(least, s.through)
+			continue
+		}
 		least = min(least, s.through)
 	}
 	return least

@@ -6,8 +6,8 @@ import (
 	"braid/mvcc"
 )
 
-// run is the hub's goroutine: it releases what may be released whenever somebody pokes it, and
-// looks after progress requests that wait.
+// run is the hub's goroutine: it gives the hub a turn whenever somebody wakes it, and while
+// progress requests wait.
 func (h *Hub) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -18,15 +18,21 @@ func (h *Hub) run() {
 		case <-h.wake:
 		case <-timer.C:
 		}
-		more := true
-		for more {
-			more = h.pump()
-		}
-		if h.resolve(time.Now()) {
-			h.o.Demand()
+		if h.Turn() {
 			timer.Reset(demandEvery)
 		}
 	}
+}
+
+// Turn releases what may be released and looks after progress requests. It says whether some still
+// wait, which want another turn after a while even if nobody wakes the hub. One goroutine at a time.
+func (h *Hub) Turn() (waiting bool) {
+	for h.pump() {
+	}
+	if waiting = h.resolve(h.o.Now()); waiting {
+		h.o.Demand()
+	}
+	return waiting
 }
 
 // pump brings every group up to what its regions are complete through; true when it stopped at
@@ -48,7 +54,7 @@ func (h *Hub) pump() (more bool) {
 	h.scratch.sources = sources
 	// First how far they are, then what was fed: what a source counts on was fed before.
 	h.refresh(sources)
-	for _, g := range h.groups {
+	for _, g := range h.order {
 		more = h.release(g) || more
 	}
 	return more

@@ -63,6 +63,7 @@ type watcher struct {
 	next    mvcc.Revision
 	synced  bool // in group.synced: has everything in [next, frontier]
 	waiting bool // behind
+	at      int  // in the set of its span that holds it
 
 	batch      []*mvccpb.Event // of the revision being dispatched
 	batchBytes int
@@ -390,7 +391,7 @@ func (s *Stream) RequestProgress() {
 			return
 		}
 	}
-	s.asked = append(s.asked, progress{target, time.Now().Add(h.o.ProgressWait)})
+	s.asked = append(s.asked, progress{target, h.o.Now().Add(h.o.ProgressWait)})
 	h.asking[s] = struct{}{}
 	signal(h.wake)
 }
