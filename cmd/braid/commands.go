@@ -26,7 +26,7 @@ func runCommand(args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetArgs(args)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &config.UsageError{Msg: err.Error()} })
-	root.AddCommand(regionCommand(), pdCommand(), clusterCommand())
+	root.AddCommand(regionCommand(), pdCommand(), clusterCommand(), benchCommand())
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
 		return exitOK
