@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -51,6 +53,8 @@ func (f *benchFlags) registerLoad(fs *pflag.FlagSet) {
 	fs.Int64Var(&f.load.LeaseTTL, "ttl", 60, "time to live of leases, seconds")
 	fs.IntVar(&f.load.Watchers, "watchers", 0, "watchers that receive events meanwhile; the delivery is measured too")
 	fs.IntVar(&f.load.WatchParts, "watch-parts", 1, "equal parts of the key space; each watcher watches one of them")
+	fs.StringSliceVar(&f.against, "against", nil, "endpoints of a second store: rounds alternate between both, and ratios are printed")
+	fs.IntVar(&f.rounds, "rounds", 5, "rounds of each store (with --against)")
 	fs.StringVar(&f.plot, "plot", "", "write the result as a picture to this SVG file")
 }
 
@@ -95,6 +99,9 @@ func (f *benchFlags) prepare(cmd *cobra.Command) error {
 		f.options.Duration = 0
 	}
 	f.load.RangeKeys = min(f.load.RangeKeys, f.load.Keys.Space)
+	if f.rounds < 1 {
+		return &config.UsageError{Msg: "--rounds must be at least 1"}
+	}
 	f.options.Timeout, f.options.Fill = f.timeout, !f.noFill
 	if err := errors.Join(f.load.Validate(), f.options.Validate()); err != nil {
 		return &config.UsageError{Msg: config.OneLine(err)}
@@ -110,8 +117,8 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// runLoad measures a load and prints what it took.
-func (f *benchFlags) runLoad(cmd *cobra.Command) error {
+// runLoad measures a load, at two stores in turn with --against, and prints what it took.
+func (f *benchFlags) runLoad(cmd *cobra.Command, measure bench.Measure) error {
 	if err := f.prepare(cmd); err != nil {
 		return err
 	}
@@ -122,15 +129,52 @@ func (f *benchFlags) runLoad(cmd *cobra.Command) error {
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	bar := bench.NewBar(cmd.ErrOrStderr())
-	report, err := bench.Run(ctx, target, f.load, f.options, bench.Observer{Progress: bar.Show})
+	if len(f.against) == 0 {
+		report, err := measure(ctx, target, f.load, f.options, bench.Observer{Progress: bar.Show})
+		bar.Clear()
+		if err != nil {
+			return err
+		}
+		return f.show(cmd, report, []string{""}, report)
+	}
+	other, err := f.benchTarget(f.against)
+	if err != nil {
+		return err
+	}
+	names := [2]string{strings.Join(f.endpoints, ","), strings.Join(f.against, ",")}
+	v, err := bench.Against(ctx, names, [2]bench.Target{target, other}, f.load, f.options, f.rounds, measure, func(round, side int) bench.Observer {
+		bar.Title(fmt.Sprintf("round %d of %d, %s", round+1, f.rounds, names[side]))
+		return bench.Observer{Progress: bar.Show}
+	})
 	bar.Clear()
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
-		return printJSON(cmd.OutOrStdout(), report)
+	return f.show(cmd, v, names[:], v.Rounds[0][0], v.Rounds[1][0])
+}
+
+// show prints a result and draws its reports.
+func (f *benchFlags) show(cmd *cobra.Command, result interface{ Print(io.Writer) error }, names []string, reports ...*bench.Report) error {
+	if f.plot != "" {
+		var picture bytes.Buffer
+		if err := bench.Plot(&picture, f.load.Name, names, reports); err != nil {
+			return err
+		}
+		if err := os.WriteFile(f.plot, picture.Bytes(), 0o644); err != nil {
+			return err
+		}
 	}
-	return report.Print(cmd.OutOrStdout())
+	if f.output == "json" {
+		return printJSON(cmd.OutOrStdout(), result)
+	}
+	return result.Print(cmd.OutOrStdout())
+}
+
+// unless sets a default of one subcommand: it does nothing when the flag was given.
+func unless(cmd *cobra.Command, flag string, set func()) {
+	if !cmd.Flags().Changed(flag) {
+		set()
+	}
 }
 
 func benchCommand() *cobra.Command {
@@ -139,7 +183,7 @@ func benchCommand() *cobra.Command {
 		return &cobra.Command{Use: use, Short: short, Args: exactArgs(0), RunE: func(cmd *cobra.Command, _ []string) error {
 			f.load.Mix = []bench.Share{{Kind: kind, Weight: 1}}
 			f.load.Name = kind
-			return f.runLoad(cmd)
+			return f.runLoad(cmd, bench.Run)
 		}}
 	}
 	get := &cobra.Command{Use: "get", Short: "read single keys", Args: exactArgs(0)}
@@ -150,7 +194,7 @@ func benchCommand() *cobra.Command {
 			kind = "get-serializable"
 		}
 		f.load.Mix, f.load.Name = []bench.Share{{Kind: kind, Weight: 1}}, kind
-		return f.runLoad(cmd)
+		return f.runLoad(cmd, bench.Run)
 	}
 	mixed := &cobra.Command{Use: "mixed REQUEST=WEIGHT,...", Short: "send several kinds of requests",
 		Long: "Send several kinds of requests, each as often as its weight says. The kinds:\n\n" + bench.KindHelp(),
@@ -160,7 +204,7 @@ func benchCommand() *cobra.Command {
 				return &config.UsageError{Msg: err.Error()}
 			}
 			f.load.Mix = mix
-			return f.runLoad(cmd)
+			return f.runLoad(cmd, bench.Run)
 		}}
 	rng := &cobra.Command{Use: "range", Short: "read ranges", Args: exactArgs(0)}
 	how := rng.Flags().String("as", "range", "range (one answer), list (pages), stream, keys (only), count (only)")
@@ -171,14 +215,43 @@ func benchCommand() *cobra.Command {
 			return &config.UsageError{Msg: fmt.Sprintf("--as must be range, list, stream, keys or count, not %q", *how)}
 		}
 		f.load.Mix, f.load.Name = []bench.Share{{Kind: *how, Weight: 1}}, *how
-		return f.runLoad(cmd)
+		return f.runLoad(cmd, bench.Run)
 	}
+	watch := &cobra.Command{Use: "watch", Short: "put while watchers receive the events (1,000 puts per second to 100 watchers unless flags say otherwise)", Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			unless(cmd, "watchers", func() { f.load.Watchers = 100 })
+			unless(cmd, "watch-parts", func() { f.load.WatchParts = f.load.Watchers })
+			unless(cmd, "rate", func() { f.options.Rate = 1000 })
+			f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "watch"
+			return f.runLoad(cmd, bench.Run)
+		}}
+	catchUp := &cobra.Command{Use: "catch-up", Short: "a watcher that resumes far in the past while puts go on (1,000 per second unless --rate says otherwise)", Args: exactArgs(0)}
+	behind := catchUp.Flags().Int64("behind", 100_000, "revisions; they are written first")
+	catchUp.RunE = func(cmd *cobra.Command, _ []string) error {
+		unless(cmd, "rate", func() { f.options.Rate = 1000 })
+		unless(cmd, "duration", func() { f.options.Duration = 2 * time.Minute })
+		f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "catch-up"
+		return f.runLoad(cmd, func(ctx context.Context, t bench.Target, l bench.Load, o bench.Options, ob bench.Observer) (*bench.Report, error) {
+			return bench.CatchUp(ctx, t, l, o, *behind, ob)
+		})
+	}
+	expiry := &cobra.Command{Use: "expiry", Short: "many leases with a key each that expire at about the same time", Args: exactArgs(0)}
+	leases := expiry.Flags().Int64("leases", 10_000, "how many")
+	expiry.RunE = func(cmd *cobra.Command, _ []string) error {
+		unless(cmd, "ttl", func() { f.load.LeaseTTL = 10 })
+		f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "expiry"
+		return f.runLoad(cmd, func(ctx context.Context, t bench.Target, l bench.Load, o bench.Options, ob bench.Observer) (*bench.Report, error) {
+			return bench.Expiry(ctx, t, l, o, *leases, ob)
+		})
+	}
+	lease := group("lease", "grant, keep alive or let expire leases",
+		load("grant", "grant leases", "lease-grant"), load("keepalive", "send keepalives, a stream and a lease for each client", "keepalive"), expiry)
 	cmd := group("bench", "measure a store that speaks etcd's API",
 		load("put", "write single keys", "put"), get, rng,
 		load("delete", "delete single keys", "delete"),
 		load("cas", "compare and put, as Kubernetes updates", "cas"),
 		load("txn", "transactions of several puts in several parts of the key space", "txn"),
-		mixed)
+		mixed, watch, catchUp, lease)
 	f.register(cmd)
 	f.registerLoad(cmd.PersistentFlags())
 	return cmd
