@@ -8,7 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// splitKeys divides the generator's key space into the seven regions of the third store.
+// splitKeys divides the generator's key space into the seven regions of the store of many.
 var splitKeys = []string{"b", "d", "f", "h", "j", "l"}
 
 // Limits the stores run with, etcd's defaults.

@@ -1,6 +1,7 @@
-// Command differential drives the same random KV requests at a real etcd and at braid with one and
-// with seven regions, and compares whole answers: every field, every error's code and text. etcd is
-// the specification; a difference is a bug or stands in accepted.go with its reason.
+// Command differential drives the same random KV requests at a real etcd and at braid with one
+// region, with seven, and as a single group, and compares whole answers: every field, every error's
+// code and text. etcd is the specification; a difference is a bug or stands in accepted.go with its
+// reason.
 //
 // Requests are a pure function of the seed. What differs is shrunk on fresh stores to a short
 // sequence, printed and written to a file that -replay runs again.
@@ -46,7 +47,7 @@ func main() {
 	flag.StringVar(&o.etcd, "etcd", "", "etcd binary (default: etcd "+etcdbin.Version+", built when missing)")
 	flag.StringVar(&o.replay, "replay", "", "run the requests in this file instead of random ones")
 	flag.StringVar(&o.out, "out", ".", "folder for replay files")
-	flag.BoolVar(&o.regions, "regions", true, "give the third store its regions; false when -braid is not braid")
+	flag.BoolVar(&o.regions, "regions", true, "use braid's own flags for regions and for a single group; false when -braid is not braid")
 	flag.IntVar(&o.audit, "audit", 250, "compare the whole state every so many requests")
 	flag.IntVar(&o.restart, "restart", 4000, "kill -9 and restart braid every so many requests")
 	flag.DurationVar(&o.shrinkTime, "shrink", time.Minute, "time for shrinking a difference")
@@ -81,7 +82,7 @@ func (o *options) setup() (Setup, error) {
 	setup := Setup{Etcd: o.etcd, Braid: o.braid, AuditEvery: o.audit, RestartEvery: o.restart,
 		Without: strings.Split(o.without, ",")}
 	if o.regions {
-		setup.Splits, setup.SplitsFlag = splitKeys, true
+		setup.Splits, setup.OwnFlags = splitKeys, true
 	}
 	return setup, nil
 }

@@ -33,7 +33,7 @@ func (s splits) region(key []byte) int {
 	return sort.Search(len(s), func(i int) bool { return bytes.Compare(s[i], key) > 0 })
 }
 
-// writeSpread classifies a request: a write that touches several regions is what the third store
+// writeSpread classifies a request: a write that touches several regions is what the store of many
 // is asked for. Reads always are oneRegion here.
 func (s splits) writeSpread(r Request) spread {
 	f := footprint{splits: s, sure: map[int]bool{}, all: map[int]bool{}}

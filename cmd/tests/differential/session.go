@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,15 +17,14 @@ import (
 // Setup says which programs a session compares.
 type Setup struct {
 	Etcd, Braid string // paths of binaries
-	// Splits are the region borders of the third store; none: it is treated like the second.
+	// Splits are the region borders of the store of many regions; none: it has one as well.
 	Splits []string
-	// SplitsFlag gives them to the third store by flag; false when a program that does not know
-	// the flag stands in for braid.
-	SplitsFlag bool
-	// Tamper is planted between the third store (the second, too, when both is set) and the
-	// comparison.
-	Tamper     func(t *Target, r Request, call func(Request) Answer) Answer
-	TamperBoth bool
+	// OwnFlags says that the tested program knows braid's own flags: the store of many regions gets
+	// its borders by flag, and a further one runs as a single group. False when another program
+	// stands in for braid.
+	OwnFlags bool
+	// Tamper is planted between the store of many regions and the comparison.
+	Tamper func(t *Target, r Request, call func(Request) Answer) Answer
 	// AuditEvery is the number of requests between comparisons of the whole state, 0: never.
 	AuditEvery int
 	// RestartEvery is the number of requests between kill -9 and restart of the tested stores, 0:
@@ -36,14 +34,13 @@ type Setup struct {
 	Without []string
 }
 
-// Session is three stores that started empty and have been given the same requests since. One
+// Session is a few stores that started empty and have been given the same requests since. One
 // goroutine owns it.
 type Session struct {
 	setup  Setup
 	dir    string
-	etcd   *Target // the reference
-	one    *Target // braid, one region
-	many   *Target // braid, several regions
+	etcd   *Target   // the reference
+	tested []*Target // braid with one region, with many, and as a single group
 	splits splits
 	world  world
 	// compactedZero: a Compact(0) succeeded (see acceptedDifferences).
@@ -57,8 +54,8 @@ type Session struct {
 type Stats struct {
 	Requests int
 	Errors   int // requests that the reference refused, per plan
-	Spread   int // writes over several regions of the third store
-	Withheld int // transactions that etcd was not asked, see deletesAndPuts
+	Spread   int // writes over several regions of the store of many
+	Withheld int // transactions that etcd was not asked, see withhold
 	Accepted map[string]int
 }
 
@@ -88,7 +85,7 @@ func short(s string) string {
 	return fmt.Sprintf("%s ... (%d bytes) ... %s", s[:bytesMax/2], len(s), s[len(s)-bytesMax/2:])
 }
 
-// NewSession starts the three stores on empty data.
+// NewSession starts the stores on empty data.
 func NewSession(ctx context.Context, setup Setup) (*Session, error) {
 	dir, err := os.MkdirTemp("", "braid-differential-")
 	if err != nil {
@@ -99,34 +96,38 @@ func NewSession(ctx context.Context, setup Setup) (*Session, error) {
 	s.world = world{current: 1, compact: -1, lookup: s.lookup(ctx)}
 
 	starts := []struct {
-		target    **Target
 		name, bin string
 		args      []string
+		tamper    func(t *Target, r Request, call func(Request) Answer) Answer
 	}{
-		{&s.etcd, "etcd", setup.Etcd, []string{"--unsafe-no-fsync"}},
-		{&s.one, "one", setup.Braid, nil},
-		{&s.many, "many", setup.Braid, splitArgs(setup)},
+		{"etcd", setup.Etcd, []string{"--unsafe-no-fsync"}, nil},
+		{"one", setup.Braid, nil, nil},
+		{"many", setup.Braid, splitArgs(setup), setup.Tamper},
+		{"single", setup.Braid, []string{"--single-group"}, nil},
 	}
+	if !setup.OwnFlags {
+		starts = starts[:3]
+	}
+	all := make([]*Target, len(starts))
 	errs := make([]error, len(starts))
 	var wg sync.WaitGroup
 	for i, start := range starts {
 		wg.Go(func() {
-			*start.target, errs[i] = startTarget(ctx, start.name, start.bin, filepath.Join(dir, start.name), start.args...)
+			if all[i], errs[i] = startTarget(ctx, start.name, start.bin, filepath.Join(dir, start.name), start.args...); errs[i] == nil {
+				all[i].tamper = start.tamper
+			}
 		})
 	}
 	wg.Wait()
+	s.etcd, s.tested = all[0], all[1:]
 	if err := errors.Join(errs...); err != nil {
 		return nil, errors.Join(err, s.Close())
-	}
-	s.many.tamper = setup.Tamper
-	if setup.TamperBoth {
-		s.one.tamper = setup.Tamper
 	}
 	return s, nil
 }
 
 func splitArgs(setup Setup) []string {
-	if !setup.SplitsFlag || len(setup.Splits) == 0 {
+	if !setup.OwnFlags || len(setup.Splits) == 0 {
 		return nil
 	}
 	keys := ""
@@ -139,10 +140,13 @@ func splitArgs(setup Setup) []string {
 	return []string{"--region-split-keys=" + keys}
 }
 
+// all returns the stores, the reference first.
+func (s *Session) all() []*Target { return append([]*Target{s.etcd}, s.tested...) }
+
 // Close ends the stores and removes their data.
 func (s *Session) Close() error {
 	var errs []error
-	for _, t := range []*Target{s.etcd, s.one, s.many} {
+	for _, t := range s.all() {
 		if t != nil {
 			errs = append(errs, t.close())
 		}
@@ -167,7 +171,7 @@ func (s *Session) Step(ctx context.Context, symbolic Request) (*Difference, erro
 	s.steps++
 	s.stats.Requests++
 	r := s.world.resolve(symbolic)
-	if d, withheld := s.deletesAndPuts(ctx, r); d != nil || withheld {
+	if d, withheld := s.withhold(ctx, r); d != nil || withheld {
 		return d, ctx.Err()
 	}
 	if s.splits.writeSpread(r) == manyRegions {
@@ -186,11 +190,11 @@ func (s *Session) Step(ctx context.Context, symbolic Request) (*Difference, erro
 		}
 	}
 	s.learn(r, want)
-	if d := s.compare(ctx, r, want, s.one, s.many); d != nil {
+	if d := s.compare(ctx, r, want); d != nil {
 		return d, ctx.Err()
 	}
 	if n := s.setup.RestartEvery; n > 0 && s.steps%n == 0 {
-		for _, t := range []*Target{s.one, s.many} {
+		for _, t := range s.tested {
 			if err := t.restart(ctx); err != nil {
 				return &Difference{Request: r, Store: t.Name, Why: err.Error()}, nil
 			}
@@ -203,15 +207,15 @@ func (s *Session) Step(ctx context.Context, symbolic Request) (*Difference, erro
 	return nil, nil
 }
 
-// compare sends r to the given stores and compares with the reference's answer.
-func (s *Session) compare(ctx context.Context, r Request, want Answer, targets ...*Target) *Difference {
-	answers := make([]Answer, len(targets))
+// compare sends r to the tested stores and compares with the reference's answer.
+func (s *Session) compare(ctx context.Context, r Request, want Answer) *Difference {
+	answers := make([]Answer, len(s.tested))
 	var wg sync.WaitGroup
-	for i, t := range targets {
+	for i, t := range s.tested {
 		wg.Go(func() { answers[i] = t.Do(ctx, r) })
 	}
 	wg.Wait()
-	for i, t := range targets {
+	for i, t := range s.tested {
 		if d := s.judge(r, want, t, answers[i]); d != nil {
 			return d
 		}
@@ -230,64 +234,6 @@ func (s *Session) judge(r Request, want Answer, t *Target, got Answer) *Differen
 		}
 	}
 	return &Difference{Request: r, Store: t.Name, Want: want, Got: got}
-}
-
-// deletesAndPuts handles transactions that delete to the end of the key space and put a key of that
-// range. etcd 3.7 gives that key two events at one revision, later releases refuse it as a
-// duplicate key, and so must both other stores, while etcd is not asked.
-func (s *Session) deletesAndPuts(ctx context.Context, r Request) (d *Difference, withheld bool) {
-	m, ok := r.Msg.(*pb.TxnRequest)
-	if !ok || !deletesWhatItPuts(m) {
-		return nil, false
-	}
-	s.stats.Withheld++
-	for _, ops := range [][]*pb.RequestOp{m.Success, m.Failure} {
-		for _, op := range ops {
-			if op.GetRequestTxn() != nil {
-				return nil, true // whether it is refused depends on the order of the inner ones
-			}
-		}
-	}
-	for _, t := range []*Target{s.one, s.many} {
-		if got := t.Do(ctx, r); got.Code != codes.InvalidArgument {
-			return &Difference{Request: r, Store: t.Name, Got: got, Why: "a key that is deleted and put was not refused"}, true
-		}
-	}
-	return nil, true
-}
-
-// deletesWhatItPuts says whether a branch, with everything inside it, has a delete with the end
-// "\x00" and a put at or above its key. It errs on the side of yes where only one of two inner
-// branches runs; static checks do too.
-func deletesWhatItPuts(t *pb.TxnRequest) bool {
-	for _, branch := range [][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-		var lowest []byte // of the deletes
-		var highest []byte
-		found := false
-		var walk func(ops []*pb.RequestOp)
-		walk = func(ops []*pb.RequestOp) {
-			for _, op := range ops {
-				switch x := op.GetRequest().(type) {
-				case *pb.RequestOp_RequestDeleteRange:
-					if d := x.RequestDeleteRange; string(d.GetRangeEnd()) == "\x00" && (!found || bytes.Compare(d.Key, lowest) < 0) {
-						lowest, found = d.Key, true
-					}
-				case *pb.RequestOp_RequestPut:
-					if k := x.RequestPut.GetKey(); bytes.Compare(k, highest) > 0 {
-						highest = k
-					}
-				case *pb.RequestOp_RequestTxn:
-					walk(x.RequestTxn.GetSuccess())
-					walk(x.RequestTxn.GetFailure())
-				}
-			}
-		}
-		walk(branch)
-		if found && bytes.Compare(highest, lowest) >= 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // learn keeps the world up to date from the reference's answer.
@@ -328,7 +274,7 @@ func (s *Session) Audit(ctx context.Context) (*Difference, error) {
 			continue
 		}
 		want := s.etcd.Do(ctx, r)
-		if d := s.compare(ctx, r, want, s.one, s.many); d != nil {
+		if d := s.compare(ctx, r, want); d != nil {
 			return d, ctx.Err()
 		}
 	}

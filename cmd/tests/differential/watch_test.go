@@ -153,7 +153,7 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 	g := newGenerator(seed)
 	rnd := rand.New(rand.NewPCG(seed, 77))
 	var streams []*watching
-	for _, target := range []*Target{s.etcd, s.one, s.many} {
+	for _, target := range s.all() {
 		w, err := watchOn(ctx, target)
 		if err != nil {
 			t.Fatal(err)
@@ -161,7 +161,7 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 		streams = append(streams, w)
 	}
 	current, floor := int64(1), int64(-1)
-	events := 0
+	events, spread := 0, 0
 	alive := 0 // watchers; without any there is no progress to confirm
 	open := map[int64]bool{}
 	for step := range steps {
@@ -177,9 +177,19 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 		}
 		for range 1 + rnd.IntN(6) {
 			var r Request
-			switch rnd.IntN(4) {
+			switch rnd.IntN(6) {
 			case 0:
 				r = Request{"DeleteRange", &pb.DeleteRangeRequest{Key: g.key()}}
+			case 2:
+				d := &pb.DeleteRangeRequest{Key: g.key()}
+				d.RangeEnd = g.rangeEnd(d.Key)
+				r = Request{"DeleteRange", d}
+			case 3: // keys of any region, in any order, which is the order of the events
+				t := &pb.TxnRequest{}
+				for _, i := range rnd.Perm(len(letters))[:2+rnd.IntN(3)] {
+					t.Success = append(t.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte{letters[i], 'x'}, Value: g.value()}}})
+				}
+				r = Request{"Txn", t}
 			case 1:
 				k := g.key()
 				r = Request{"Txn", &pb.TxnRequest{Success: []*pb.RequestOp{
@@ -190,10 +200,10 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 				r = Request{"Put", &pb.PutRequest{Key: g.key(), Value: g.value()}}
 			}
 			if s.splits.writeSpread(r) == manyRegions {
-				continue
+				spread++
 			}
 			want := s.etcd.Do(ctx, r)
-			for _, target := range []*Target{s.one, s.many} {
+			for _, target := range s.tested {
 				if got := target.Do(ctx, r); got.OK() != want.OK() || !equal(want, got) {
 					t.Fatalf("step %d: %s: %s answers %s, etcd %s", step, r.Text(), target.Name, got, want)
 				}
@@ -207,7 +217,7 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 			// What is behind is canceled by it; nothing is, after settling.
 			floor = max(floor, current-int64(rnd.IntN(10)))
 			r := Request{"Compact", &pb.CompactionRequest{Revision: floor}}
-			for _, target := range []*Target{s.etcd, s.one, s.many} {
+			for _, target := range s.all() {
 				target.Do(ctx, r)
 			}
 			did = append(did, r.Text())
@@ -291,8 +301,8 @@ func compareWatches(t *testing.T, setup Setup, seed uint64, steps int) {
 			settle()
 		}
 	}
-	t.Logf("%d lines compared in %d steps", events, steps)
-	if events < steps {
-		t.Errorf("only %d lines in %d steps: this compares nothing", events, steps)
+	t.Logf("%d lines compared in %d steps, %d writes over several regions", events, steps, spread)
+	if events < steps || spread < steps/4 {
+		t.Errorf("only %d lines and %d writes over several regions in %d steps: this compares nothing", events, spread, steps)
 	}
 }

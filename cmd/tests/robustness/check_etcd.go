@@ -98,6 +98,11 @@ func appendOp(history *model.AppendableHistory, op *Op) {
 		history.AppendPut(string(r.Key), string(r.Value), op.Call, op.Return, (*clientv3.PutResponse)(resp), err)
 	case *pb.DeleteRangeRequest:
 		resp, _ := op.Resp.(*pb.DeleteRangeResponse)
+		if len(r.RangeEnd) > 0 {
+			ops, answer := deleteEach(r, resp)
+			history.AppendTxn(nil, ops, nil, op.Call, op.Return, answer, err)
+			return
+		}
 		history.AppendDelete(string(r.Key), op.Call, op.Return, (*clientv3.DeleteResponse)(resp), err)
 	case *pb.CompactionRequest:
 		resp, _ := op.Resp.(*pb.CompactionResponse)
@@ -110,6 +115,24 @@ func appendOp(history *model.AppendableHistory, op *Op) {
 		}
 		history.AppendTxn(cmps, clientOps(r.Success), clientOps(r.Failure), op.Call, op.Return, (*clientv3.TxnResponse)(resp), err)
 	}
+}
+
+// deleteEach says in terms of etcd's model, which deletes single keys only, what a delete of a range
+// is: a transaction that deletes each of its keys.
+func deleteEach(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse) ([]clientv3.Op, *clientv3.TxnResponse) {
+	var ops []clientv3.Op
+	for _, key := range keysIn(r) {
+		ops = append(ops, clientv3.OpDelete(key))
+	}
+	if resp == nil {
+		return ops, nil
+	}
+	answer := &clientv3.TxnResponse{Header: resp.Header, Succeeded: true}
+	for _, key := range keysIn(r) {
+		answer.Responses = append(answer.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseDeleteRange{
+			ResponseDeleteRange: &pb.DeleteRangeResponse{Deleted: *deletedOf(r, resp, key)}}})
+	}
+	return ops, answer
 }
 
 func clientOps(ops []*pb.RequestOp) []clientv3.Op {

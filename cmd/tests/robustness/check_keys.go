@@ -101,11 +101,13 @@ func projections(op *Op) map[string]access {
 	case *pb.PutRequest:
 		out[string(r.Key)] = access{writes: true, write: register{true, string(r.Value), op.Revision()}, unknown: !op.OK()}
 	case *pb.DeleteRangeRequest:
-		a := access{writes: true, unknown: !op.OK()}
-		if op.OK() {
-			a.deleted = &op.Resp.(*pb.DeleteRangeResponse).Deleted
+		for _, key := range keysIn(r) {
+			a := access{writes: true, unknown: !op.OK()}
+			if op.OK() {
+				a.deleted = deletedOf(r, op.Resp.(*pb.DeleteRangeResponse), key)
+			}
+			out[key] = a
 		}
-		out[string(r.Key)] = a
 	case *pb.TxnRequest:
 		return txnProjections(op, r)
 	}
@@ -162,11 +164,27 @@ func txnProjections(op *Op, r *pb.TxnRequest) map[string]access {
 	return out
 }
 
+// deletedOf is how many keys a delete found at key, 0 or 1. One of a range tells only when asked for
+// what was there before, as the traffic does.
+func deletedOf(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse, key string) *int64 {
+	n := resp.Deleted
+	if len(r.RangeEnd) > 0 {
+		n = 0
+		if seen(resp.PrevKvs, key).exists {
+			n = 1
+		}
+	}
+	return &n
+}
+
 // keysIn lists the traffic's keys that a range covers.
-func keysIn(r *pb.RangeRequest) []string {
+func keysIn(r interface {
+	GetKey() []byte
+	GetRangeEnd() []byte
+}) []string {
 	var keys []string
 	for _, key := range trafficKeys {
-		if inRange([]byte(key), r.Key, r.RangeEnd) {
+		if inRange([]byte(key), r.GetKey(), r.GetRangeEnd()) {
 			keys = append(keys, key)
 		}
 	}

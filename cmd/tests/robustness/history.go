@@ -70,6 +70,28 @@ func (o *Op) IsWrite() bool {
 	return false
 }
 
+// Regions is how many of the traffic's regions a write touches.
+func (o *Op) Regions() int {
+	touched := map[byte]bool{}
+	switch r := o.Req.(type) {
+	case *pb.PutRequest:
+		touched[r.Key[0]] = true
+	case *pb.DeleteRangeRequest:
+		for _, key := range keysIn(r) {
+			touched[key[0]] = true
+		}
+	case *pb.TxnRequest:
+		for _, op := range r.Success {
+			for _, key := range [...][]byte{op.GetRequestPut().GetKey(), op.GetRequestDeleteRange().GetKey()} {
+				if len(key) > 0 {
+					touched[key[0]] = true
+				}
+			}
+		}
+	}
+	return len(touched)
+}
+
 // Serializable says whether the call was a read that may be behind.
 func (o *Op) Serializable() bool {
 	r, ok := o.Req.(*pb.RangeRequest)

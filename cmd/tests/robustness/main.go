@@ -113,8 +113,8 @@ func run(ctx context.Context, rounds int, binary string, etcd bool, seed uint64,
 			}
 		}
 	}
-	fmt.Printf("%d rounds in %s, %d failed: %d calls, %d writes, %d unknown outcomes, at least %.0f acked writes/s before a fault, leader changes in groups: %d\n",
-		done, time.Since(started).Round(time.Second), failed, total.Ops, total.Writes, total.Unknown, total.AckedPerSecond, len(total.Changed))
+	fmt.Printf("%d rounds in %s, %d failed: %d calls, %d writes, %d over several regions, %d unknown outcomes, at least %.0f acked writes/s before a fault, leader changes in groups: %d\n",
+		done, time.Since(started).Round(time.Second), failed, total.Ops, total.Writes, total.Spread, total.Unknown, total.AckedPerSecond, len(total.Changed))
 	return failed, nil
 }
 
@@ -122,6 +122,7 @@ func run(ctx context.Context, rounds int, binary string, etcd bool, seed uint64,
 func (res *RoundResult) add(r *RoundResult) {
 	res.Ops += r.Ops
 	res.Writes += r.Writes
+	res.Spread += r.Spread
 	res.Unknown += r.Unknown
 	res.Changed = append(res.Changed, r.Changed...)
 	if res.AckedPerSecond == 0 || r.AckedPerSecond < res.AckedPerSecond {

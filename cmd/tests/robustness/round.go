@@ -61,6 +61,7 @@ type RoundConfig struct {
 // RoundResult is what a round shows.
 type RoundResult struct {
 	Ops, Writes, Unknown int
+	Spread               int     // acknowledged writes over several regions
 	AckedPerSecond       float64 // before the fault
 	Revisions            int64
 	Changed              []string // groups that changed leader or term
@@ -345,10 +346,16 @@ func (r *round) collect(ctx context.Context) (*History, error) {
 	for _, op := range h.Ops {
 		if op.IsWrite() {
 			r.result.Writes++
-			if !op.OK() {
+			switch {
+			case !op.OK():
 				r.result.Unknown++
+			case op.Wrote() && op.Regions() > 1:
+				r.result.Spread++
 			}
 		}
+	}
+	if r.result.Spread == 0 {
+		return nil, errors.New("no write over several regions was acknowledged in this round")
 	}
 	return h, nil
 }
@@ -379,7 +386,7 @@ func (res *RoundResult) Line() string {
 	if len(res.Violations) > 0 {
 		verdict = fmt.Sprintf("%d VIOLATIONS", len(res.Violations))
 	}
-	line := fmt.Sprintf("%d calls, %d writes (%.0f acked/s before the fault, %d unknown), %d revisions", res.Ops, res.Writes, res.AckedPerSecond, res.Unknown, res.Revisions)
+	line := fmt.Sprintf("%d calls, %d writes (%.0f acked/s before the fault, %d over several regions, %d unknown), %d revisions", res.Ops, res.Writes, res.AckedPerSecond, res.Spread, res.Unknown, res.Revisions)
 	if res.Compacted > 1 {
 		line += fmt.Sprintf(", compacted at %d", res.Compacted)
 	}

@@ -245,14 +245,21 @@ func (c *client) learn(op *Op) {
 	case *pb.PutResponse:
 		c.mods[string(op.Req.(*pb.PutRequest).Key)] = r.Header.Revision
 	case *pb.DeleteRangeResponse:
-		delete(c.mods, string(op.Req.(*pb.DeleteRangeRequest).Key))
+		for _, key := range keysIn(op.Req.(*pb.DeleteRangeRequest)) {
+			delete(c.mods, key)
+		}
 	case *pb.TxnResponse:
-		for i, op := range op.Req.(*pb.TxnRequest).Success {
-			if p := op.GetRequestPut(); p != nil && r.Succeeded {
-				c.mods[string(p.Key)] = r.Header.Revision
-			} else if !r.Succeeded && i == 0 {
-				note(r.Responses[0].GetResponseRange())
+		if r.Succeeded {
+			for _, op := range op.Req.(*pb.TxnRequest).Success {
+				if p := op.GetRequestPut(); p != nil {
+					c.mods[string(p.Key)] = r.Header.Revision
+				}
 			}
+			break
+		}
+		for i, o := range r.Responses { // keys that are gone are in no answer
+			delete(c.mods, string(op.Req.(*pb.TxnRequest).Failure[i].GetRequestRange().GetKey()))
+			note(o.GetResponseRange())
 		}
 	}
 }
@@ -263,37 +270,59 @@ func (c *client) request(id int) proto.Message {
 	key := func() []byte { return []byte(fmt.Sprint(letter, c.rng.IntN(keysPerRegion))) }
 	k := key()
 	value := func(part int) []byte { return []byte(fmt.Sprintf("%d-%d", id, part)) }
-	switch n := c.rng.IntN(100); {
-	case n < 42:
-		return &pb.PutRequest{Key: k, Value: value(0), PrevKv: n < 8}
-	case n < 55:
+	switch n := c.rng.IntN(1000); {
+	case n < 380:
+		return &pb.PutRequest{Key: k, Value: value(0), PrevKv: n < 80}
+	case n < 500:
 		return &pb.RangeRequest{Key: k}
-	case n < 59:
+	case n < 540:
 		return &pb.RangeRequest{Key: []byte(letter), RangeEnd: []byte(letter + "~")}
-	case n < 63:
+	case n < 580:
 		return everyKey()
-	case n < 67:
+	case n < 620:
 		r := everyKey()
 		r.Revision = max(1, c.t.newest.Load()-c.rng.Int64N(pastRevisions)+1)
 		return r
-	case n < 70:
+	case n < 650:
 		r := everyKey()
 		r.Serializable = true
 		return r
-	case n < 84:
-		return c.compareAndSet(k, &pb.RequestOp{Request: put(k, value(0))})
-	case n < 90:
+	case n < 770:
+		return c.compareAndSet([][]byte{k}, &pb.RequestOp{Request: put(k, value(0))})
+	case n < 820:
 		other := key()
 		ops := []*pb.RequestOp{{Request: put(k, value(0))}}
 		if string(other) != string(k) {
 			ops = append(ops, &pb.RequestOp{Request: put(other, value(1))})
 		}
-		return c.compareAndSet(k, ops...)
-	case n < 97:
-		return &pb.DeleteRangeRequest{Key: k, PrevKv: n < 92}
+		return c.compareAndSet([][]byte{k}, ops...)
+	case n < 890:
+		return &pb.DeleteRangeRequest{Key: k, PrevKv: n < 850}
+	case n < 900:
+		return c.compareAndSet([][]byte{k}, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: k}}})
+	case n < 990:
+		return c.overRegions(value, n < 950)
+	case n < 996:
+		// Everything from some region on; prev_kv tells the checkers what it met.
+		return &pb.DeleteRangeRequest{Key: []byte(letter), RangeEnd: []byte("z"), PrevKv: true}
 	default:
-		return c.compareAndSet(k, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: k}}})
+		return &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), PrevKv: true}
 	}
+}
+
+// overRegions writes one key in each of two to all regions, if all of them are as this client last
+// saw them, or without asking.
+func (c *client) overRegions(value func(part int) []byte, compare bool) *pb.TxnRequest {
+	var keys [][]byte
+	var ops []*pb.RequestOp
+	for i, at := range c.rng.Perm(len(regionLetters))[:2+c.rng.IntN(len(regionLetters)-1)] {
+		keys = append(keys, []byte(fmt.Sprint(regionLetters[at], c.rng.IntN(keysPerRegion))))
+		ops = append(ops, &pb.RequestOp{Request: put(keys[i], value(i))})
+	}
+	if !compare {
+		return &pb.TxnRequest{Success: ops}
+	}
+	return c.compareAndSet(keys, ops...)
 }
 
 // everyKey reads all keys the traffic uses.
@@ -303,12 +332,13 @@ func put(key, value []byte) *pb.RequestOp_RequestPut {
 	return &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key, Value: value}}
 }
 
-// compareAndSet does ops if the key is as this client last saw it, else it reads the key: what
+// compareAndSet does ops if the keys are as this client last saw them, else it reads them: what
 // Kubernetes sends for every update.
-func (c *client) compareAndSet(key []byte, ops ...*pb.RequestOp) *pb.TxnRequest {
-	return &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: key, Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_ModRevision{ModRevision: c.mods[string(key)]}}},
-		Success: ops,
-		Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: key}}}},
+func (c *client) compareAndSet(keys [][]byte, ops ...*pb.RequestOp) *pb.TxnRequest {
+	t := &pb.TxnRequest{Success: ops}
+	for _, key := range keys {
+		t.Compare = append(t.Compare, &pb.Compare{Key: key, Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_ModRevision{ModRevision: c.mods[string(key)]}})
+		t.Failure = append(t.Failure, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: key}}})
 	}
+	return t
 }
