@@ -74,10 +74,17 @@ func (r *Router) rangeAt(ctx context.Context, req *pb.RangeRequest, p point, rev
 	}
 	// Where nothing is left out, what was read is the count.
 	sel.wantCount = limited || HasRevisionFilters(req)
-	s := r.scan(v, sel, span)
-
 	// The limit ends the walk only where etcd applies it before sorting.
 	early := limited && KeyOrder(req) && (c.order.less == nil || !HasRevisionFilters(req))
+	// A serializable read may be of a state that is not quite that of its revision.
+	paged := early && c.order.less == nil && !HasRevisionFilters(req) && !req.Serializable
+	counted := false
+	if paged {
+		if resp.Count, counted = r.counts.get(span, rev); counted {
+			sel.wantCount = false
+		}
+	}
+	s := r.scan(v, sel, span)
 	for !s.done {
 		var stop int64 // at most so many more keys; one beyond the limit shows that there is more
 		if early {
@@ -92,12 +99,21 @@ func (r *Router) rangeAt(ctx context.Context, req *pb.RangeRequest, p point, rev
 		c.add(kvs)
 	}
 	var err error
-	if resp.Count = c.seen; sel.wantCount {
+	switch {
+	case counted:
+	case sel.wantCount:
 		if resp.Count, err = s.total(ctx); err != nil {
 			return nil, err
 		}
+	default:
+		resp.Count = c.seen
 	}
 	resp.Kvs, resp.More = c.result()
+	if n := len(resp.Kvs); paged && resp.More {
+		last := resp.Kvs[n-1].Key
+		rest := mvcc.Span{Start: append(append(make([]byte, 0, len(last)+1), last...), 0), End: span.End}
+		r.counts.put(rest, rev, resp.Count-int64(n))
+	}
 	if req.KeysOnly {
 		dropValues(resp.Kvs)
 	}

@@ -150,6 +150,7 @@ type Router struct {
 	oracle Oracle
 	stores Stores
 	opts   Options
+	counts counts
 	told   told
 }
 
