@@ -253,7 +253,7 @@ func TestTime(t *testing.T) {
 // and while the replicas lag behind the newest mark.
 func TestSerializableWithoutOracle(t *testing.T) {
 	s := routertest.New("m")
-	r := router.New(s, s, router.Options{RequestTimeout: 20 * time.Millisecond, LocalWait: time.Millisecond})
+	r := router.New(s, s, router.Options{RequestTimeout: 200 * time.Millisecond, LocalWait: time.Millisecond})
 	put(t, r, "a", "1")
 	last := put(t, r, "z", "2")
 	s.Fail = func(op string) error {
@@ -264,7 +264,7 @@ func TestSerializableWithoutOracle(t *testing.T) {
 	}
 	all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Serializable: true}
 	for _, oracle := range []router.Oracle{s, aheadOracle{s}} {
-		r := router.New(oracle, s, router.Options{RequestTimeout: 20 * time.Millisecond, LocalWait: time.Millisecond})
+		r := router.New(oracle, s, router.Options{RequestTimeout: 200 * time.Millisecond, LocalWait: time.Millisecond})
 		resp, err := r.Range(t.Context(), all)
 		if err != nil || len(resp.Kvs) != 2 || resp.Header.Revision != last {
 			t.Errorf("serializable: %v, %v", resp, err)
