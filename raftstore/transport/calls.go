@@ -133,6 +133,7 @@ type callQueue struct {
 
 	mu      sync.Mutex
 	up      bool
+	silent  bool // up, but the peer was not heard of for a while
 	next    uint64
 	queued  []*call
 	cancels []uint64 // ids of sent calls that nobody waits for any more
@@ -151,7 +152,7 @@ func (q *callQueue) start(c *call) error {
 	defer q.mu.Unlock()
 	n := len(c.payload) + itemOverhead
 	switch {
-	case !q.up:
+	case !q.up || q.silent:
 		return ErrUnavailable
 	case n >= maxMessageBytes:
 		return ErrTooLarge
@@ -193,9 +194,25 @@ func (q *callQueue) setUp(up bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.up = up
-	if up {
-		return
+	if !up {
+		q.failAll()
 	}
+}
+
+// setSilent says whether the peer has fallen silent on connections that still stand, as behind a cut
+// cable or in a process that hangs. Nobody should wait for what may never come: what is open fails,
+// and new calls are refused until the peer is heard again.
+func (q *callQueue) setSilent(silent bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.silent = silent
+	if silent {
+		q.failAll()
+	}
+}
+
+// failAll ends everything that is in the queue; under the lock.
+func (q *callQueue) failAll() {
 	for _, c := range q.open {
 		err := ErrUnavailable
 		if c.sent {

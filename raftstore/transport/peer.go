@@ -104,9 +104,11 @@ func (p *peer) met(incarnation uint64) {
 // heard notes a sign of life.
 func (p *peer) heard() {
 	p.life.Lock()
+	defer p.life.Unlock()
 	p.life.deadline = time.Now().Add(p.t.cfg.DownAfter)
-	p.life.Unlock()
-	p.alive.Store(true)
+	if !p.alive.Swap(true) {
+		p.calls.setSilent(false)
+	}
 }
 
 // lost notes that the peer's stream broke: it has an interval to come back.
@@ -118,11 +120,15 @@ func (p *peer) lost() {
 	p.life.Unlock()
 }
 
-// expired says, once, that the peer fell silent.
+// expired says, once, that the peer fell silent, and ends the calls to it.
 func (p *peer) expired(now time.Time) bool {
 	p.life.Lock()
 	defer p.life.Unlock()
-	return now.After(p.life.deadline) && p.alive.CompareAndSwap(true, false)
+	if !now.After(p.life.deadline) || !p.alive.CompareAndSwap(true, false) {
+		return false
+	}
+	p.calls.setSilent(true)
+	return true
 }
 
 // open dials one of the peer's addresses and opens a stream on a connection of its own. Cancel
