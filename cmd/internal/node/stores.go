@@ -73,15 +73,22 @@ func (s *stores) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.Wri
 }
 
 // leader says where a region is led: by what the replica here knows, else by what others said
-// last, else where it was meant to be at first.
+// last, else where it was meant to be at first. Where this node has no replica, nothing would tell
+// it that a leader has died, so a store that is not heard of is passed over: any other replica
+// knows the new leader.
 func (s *stores) leader(h *hosted, d *pdpb.Descriptor) (leader raftid.StoreID, here bool) {
 	if h != nil {
 		return h.Leader()
 	}
-	if l, ok := s.hints.Load(d.ID); ok {
+	if l, ok := s.hints.Load(d.ID); ok && s.node.net.Alive(l.(raftid.StoreID)) {
 		return l.(raftid.StoreID), false
 	}
-	return d.Peers[0].Store, false
+	for _, p := range d.Peers {
+		if s.node.net.Alive(p.Store) {
+			return p.Store, false
+		}
+	}
+	return 0, false
 }
 
 // learn remembers where an answer says that the region is led.
