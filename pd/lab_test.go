@@ -369,6 +369,7 @@ func (n *labNode) Committed() uint64            { return n.known }
 func (n *labNode) TermAt(uint64) (uint64, bool) { return 0, false }
 func (n *labNode) Transfer(raftid.ReplicaID)    {}
 func (n *labNode) Campaign()                    {}
+func (n *labNode) Detach(f func())              { f(); n.work = true }
 func (n *labNode) Truncate(uint64)              {}
 func (n *labNode) ConfState() *raftpb.ConfState { return nil }
 

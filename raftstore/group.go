@@ -153,6 +153,10 @@ type Group struct {
 	idleTicks int
 	quieting  bool // a quiesce control is being stepped as a heartbeat: its answer is dropped
 
+	// parked: what the machine detached has not ended; detach is what it asked for in this turn.
+	parked bool
+	detach func()
+
 	out  *Output // during Process
 	work bool    // during a call of the machine
 }
@@ -293,6 +297,9 @@ func (g *Group) Process(in *Input, out *Output) {
 		g.startElection()
 	}
 	g.takeDurable(in.Durable)
+	if in.Detached {
+		g.takeDetached()
+	}
 	if in.Installed != nil {
 		g.takeInstalled(in.Installed)
 	}
@@ -325,15 +332,15 @@ func (g *Group) Process(in *Input, out *Output) {
 	}
 	g.tick(in.Ticks)
 	g.drain()
-	g.runMachine(in.Work)
+	g.runMachine(in.Work || in.Detached)
 	g.quiesce(in.Ticks)
 	g.out = nil
 }
 
-// runMachine tells the machine what changed and lets it work, unless it has no state or its
-// state is being replaced.
+// runMachine tells the machine what changed and lets it work, unless it has no state, its state is
+// being replaced, or it is parked.
 func (g *Group) runMachine(work bool) {
-	if g.uninitialized || g.install != nil {
+	if g.uninitialized || g.install != nil || g.parked {
 		return
 	}
 	if g.tell() || work {
@@ -343,6 +350,9 @@ func (g *Group) runMachine(work bool) {
 		}
 		g.work = false
 		g.drain()
+		if g.park() {
+			return
+		}
 		// What the machine's own work changed it is told in the same turn, but it works on that
 		// in the next one: a machine cannot hold its owner.
 		if appended := len(g.update.Appended) > 0 && g.updateOnlyAppends(); g.tell() && !appended {

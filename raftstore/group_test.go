@@ -268,6 +268,10 @@ func (n *envNode) turn() {
 		}
 		n.e.printf("%d closes a sink", n.id)
 	}
+	if f := n.out.Detached; f != nil {
+		f()
+		n.in.Detached = true
+	}
 	if n.out.Install != nil {
 		n.install = n.out.Install
 		n.e.printf("%d installs a snapshot at %d", n.id, n.install.Message.GetSnapshot().GetMetadata().GetIndex())

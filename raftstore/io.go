@@ -26,6 +26,8 @@ type Input struct {
 	Staged *Staged
 	// Installed is the end of what Output.Install asked for.
 	Installed *Installed
+	// Detached says that what Output.Detached asked for has ended.
+	Detached bool
 	// Sent tells how sending of Output.Snapshots ended.
 	Sent []SnapshotSent
 	// Unreachable names replicas to which messages were not sent.
@@ -52,6 +54,9 @@ type Output struct {
 	// Install asks for Sink.Install, off the owner's goroutine; the answer is Input.Installed.
 	// Until then the machine is parked.
 	Install *Staged
+	// Detached is to be run away from the owner's goroutine (Handle.Detach); its end is
+	// Input.Detached. Until then the machine is parked.
+	Detached func()
 	// Discard holds sinks to close: they are installed, or were not wanted.
 	Discard []SnapshotSink
 	// Again asks for another turn soon.

@@ -26,7 +26,7 @@ func (g *Group) quiesce(ticks int) {
 		return
 	}
 	if g.asleep {
-		if !g.cfg.Machine.Idle() {
+		if g.parked || !g.cfg.Machine.Idle() {
 			g.wake()
 		}
 		return
@@ -51,7 +51,7 @@ func (g *Group) quiesce(ticks int) {
 // settled says that this replica has nothing to do or to wait for.
 func (g *Group) settled() bool {
 	return !g.uninitialized && g.committed == g.last && g.last == g.log.LastIndex() && g.token == g.durable &&
-		g.sending == 0 && g.install == nil && g.checkpoint == nil && g.reading == 0 && len(g.reads) == 0 &&
+		g.sending == 0 && g.install == nil && !g.parked && g.checkpoint == nil && g.reading == 0 && len(g.reads) == 0 &&
 		!g.changed && !g.out.Again && g.cfg.Machine.Idle()
 }
 

@@ -43,8 +43,8 @@ type mail struct {
 	bytes   int // of in.Messages
 	pending bool
 	// scheduled: in the run queue or with a worker. staging: a snapshot is being received or
-	// installed; one at a time.
-	scheduled, removed, staging bool
+	// installed; one at a time. detached: something that the machine detached has not ended.
+	scheduled, removed, staging, detached bool
 }
 
 // post changes the mailbox and schedules the replica. It is short and never blocks.
@@ -143,7 +143,7 @@ func (r *replica) remove() {
 	r.mail.Lock()
 	defer r.mail.Unlock()
 	r.mail.removed = true
-	for r.mail.scheduled {
+	for r.mail.scheduled || r.mail.detached {
 		r.idle.Wait()
 	}
 	r.dropStaged()

@@ -28,7 +28,7 @@ type installing struct {
 
 // pin takes the machine's state for a follower, or says that there is none to be had now.
 func (g *Group) pin() (*raftpb.Snapshot, SnapshotSource, error) {
-	if g.sending > 0 || g.uninitialized || g.install != nil {
+	if g.sending > 0 || g.uninitialized || g.install != nil || g.parked {
 		return nil, nil, raft.ErrSnapshotTemporarilyUnavailable
 	}
 	if g.cfg.AcquireSnapshot != nil && !g.cfg.AcquireSnapshot() {
@@ -111,11 +111,12 @@ func ProbeOf(m *raftpb.Message) *raftpb.Message {
 	}
 }
 
-// takeStaged offers a complete snapshot to raft.
+// takeStaged offers a complete snapshot to raft. One that comes while the machine is parked is
+// refused: it is sent again.
 func (g *Group) takeStaged(s *Staged) {
 	g.wake()
 	m := s.Message
-	if g.install != nil || m.GetType() != raftpb.MsgSnap || m.GetTo() != uint64(g.cfg.Replica) || m.GetSnapshot().GetMetadata().GetIndex() == 0 {
+	if g.install != nil || g.parked || m.GetType() != raftpb.MsgSnap || m.GetTo() != uint64(g.cfg.Replica) || m.GetSnapshot().GetMetadata().GetIndex() == 0 {
 		g.out.Discard = append(g.out.Discard, s.Sink)
 		return
 	}

@@ -46,6 +46,12 @@ type Handle interface {
 	// Checkpoint writes the state of a machine that lives in memory into the log store, as of
 	// index; once it is durable the log is truncated there.
 	Checkpoint(index, term uint64, data []byte)
+	// Detach has f run away from the owner's goroutine once this call of Work has returned, because
+	// it takes long. Until f has returned the machine is parked: nothing of it is called by its
+	// group but Receive, and f owns what the owner owned, except the Handle. The group itself goes
+	// on: it hears, answers, keeps its leadership. After f comes what changed meanwhile (Update),
+	// then Work. Only Work may call it, once, and as the last thing that it does with the Handle.
+	Detach(f func())
 	// ConfState is the active configuration.
 	ConfState() *raftpb.ConfState
 }
@@ -77,7 +83,8 @@ type Role struct {
 
 // StateMachine is driven by a group. Update and Work are called only by the worker that owns the
 // group at that moment, never concurrently; they must not block on IO other than the log reads
-// of Handle and the state engine's writes without sync.
+// of Handle and the state engine's writes without sync, nor hold the owner for long: a leader whose
+// group gets no turn for an election timeout is no leader any more. What takes long is detached.
 type StateMachine interface {
 	// Update tells what changed in the log. Called before Work.
 	Update(h Handle, u Update)

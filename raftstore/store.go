@@ -41,6 +41,9 @@ type StoreConfig struct {
 	// MailboxBytes (32 MiB) bounds what waits for one group; messages beyond it are dropped,
 	// which raft repairs.
 	MailboxBytes int
+	// DetachedMax (Workers) bounds what machines detached and runs at one time, beside the workers;
+	// more waits for its turn, its groups parked.
+	DetachedMax int
 	// SnapshotsOut and SnapshotsIn (4 each) bound the snapshots on their way at one time; one
 	// too many is refused and tried again by raft.
 	SnapshotsOut, SnapshotsIn int
@@ -61,7 +64,8 @@ var ErrClosed = errors.New("raftstore: closed")
 //
 // Owners: a replica's group belongs to the worker that took it from the run queue, and is in the
 // queue or with a worker at most once; its mailbox is guarded by the mailbox's own lock; the list
-// of awake replicas by awake.mu. Goroutines: the workers, the ticker, and one for each snapshot
+// of awake replicas by awake.mu. Goroutines: the workers, the ticker, one for what each parked
+// machine detached, and one for each snapshot
 // that is sent or installed, all waited for by Close.
 type Store struct {
 	cfg   StoreConfig
@@ -79,11 +83,12 @@ type Store struct {
 		some   chan struct{} // of room for one
 	}
 
-	out, in chan struct{} // slots for snapshots
-	ctx     context.Context
-	stop    context.CancelFunc
-	wg      sync.WaitGroup
-	life    struct {
+	out, in  chan struct{} // slots for snapshots
+	detached chan struct{} // slots for what machines detached
+	ctx      context.Context
+	stop     context.CancelFunc
+	wg       sync.WaitGroup
+	life     struct {
 		sync.Mutex
 		closed bool
 		tasks  int // snapshot goroutines
@@ -118,6 +123,9 @@ func NewStore(cfg StoreConfig) *Store {
 	if cfg.MailboxBytes == 0 {
 		cfg.MailboxBytes = 32 << 20
 	}
+	if cfg.DetachedMax == 0 {
+		cfg.DetachedMax = cfg.Workers
+	}
 	if cfg.SnapshotsOut == 0 {
 		cfg.SnapshotsOut = 4
 	}
@@ -130,7 +138,8 @@ func NewStore(cfg StoreConfig) *Store {
 	if cfg.OnFatal == nil {
 		cfg.OnFatal = func(err error) { panic(err) }
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, out: make(chan struct{}, cfg.SnapshotsOut), in: make(chan struct{}, cfg.SnapshotsIn)}
+	s := &Store{cfg: cfg, log: cfg.Logger, out: make(chan struct{}, cfg.SnapshotsOut), in: make(chan struct{}, cfg.SnapshotsIn),
+		detached: make(chan struct{}, cfg.DetachedMax)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.groups.byID = make(map[raftid.GroupID]*replica)
 	s.awake.some = make(chan struct{}, 1)

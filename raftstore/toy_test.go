@@ -23,6 +23,7 @@ type toy struct {
 	state   []string
 	role    Role
 	busy    bool
+	long    func() // to be detached in the next Work
 
 	durable      wal.Position
 	durableState []string
@@ -117,6 +118,10 @@ func (t *toy) Work(h Handle) bool {
 		}
 	}
 	t.queue = nil
+	if t.long != nil {
+		h.Detach(t.long)
+		t.long = nil
+	}
 	if t.truncate > 0 {
 		h.Truncate(t.truncate)
 		t.truncate = 0

@@ -153,6 +153,9 @@ func (s *Store) turn(r *replica, box *outbox) {
 	if out.Install != nil {
 		s.installSnapshot(r, out.Install)
 	}
+	if out.Detached != nil {
+		s.runDetached(r, out.Detached)
+	}
 	r.publish()
 	if awake := !r.group.Asleep(); awake != r.ticking {
 		r.ticking = awake
