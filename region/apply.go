@@ -10,9 +10,11 @@ import (
 )
 
 // apply writes what has its number into the engine: items in order, each whole, several to a
-// batch. It returns true when it stopped at its budget rather than for want of items.
+// batch. It returns true when it stopped at its budget rather than for want of items. What would
+// take long is left to be applied beside the group, where h is nil (detach.go).
 func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 	start, startItem := r.in.Index(), r.in.Item()
+	stalled := h != nil && r.stalled()
 	var batch mvcc.Batch
 	defer func() {
 		if batch == nil {
@@ -23,16 +25,22 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 		}
 	}()
 	bytes := 0
-	// An entry that has to read create revisions from the engine needs what this batch holds to be
-	// visible first.
-	full := func(resolves bool) bool { return bytes >= r.lim.ApplyBytesMax || batch != nil && resolves }
+	// full says whether the next item belongs into another batch. An entry that has to read create
+	// revisions from the engine needs what this batch holds to be visible first.
+	full := func(entries []entryInfo, size int) bool {
+		return bytes >= r.lim.ApplyBytesMax || batch != nil && (resolves(entries) || r.leave(h, entries, size))
+	}
 	for {
 		r.in.silentAhead()
 		if e := r.nextOwn(); e != nil {
 			// Not before it is applied next: the orderer's state is written with the position and
 			// its mark is shown to readers, so it must never be ahead of what is applied (D1, I4).
-			if again = full(e.resolves); again {
+			own := r.in.window[r.in.head : r.in.head+1]
+			if again = full(own, e.size); again {
 				break
+			}
+			if batch == nil && (stalled || r.leave(h, own, e.size)) {
+				return false, r.detachApply(h, own)
 			}
 			if err := r.orderOwn(e); err != nil {
 				return false, err
@@ -45,17 +53,20 @@ func (r *Replica) apply(h raftstore.Handle) (again bool, err error) {
 		if it == nil {
 			break
 		}
-		if again = full(resolves(entries)); again {
+		size := r.sizeOf(it, entries)
+		if again = full(entries, size); again {
 			break
 		}
 		if batch == nil {
+			if r.cfg.Orderer == nil && (stalled || r.leave(h, entries, size)) {
+				return false, r.detachApply(h, entries)
+			}
 			batch = r.cfg.Engine.NewBatch()
 		}
-		n, err := r.applyItem(h, batch, it, entries)
-		if err != nil {
+		if err := r.applyItem(h, batch, it, entries); err != nil {
 			return false, err
 		}
-		bytes += n
+		bytes += size
 		r.in.Applied(it)
 		r.pos.Item, r.pos.Upto, r.pos.UptoTerm, r.pos.Cut = it.N, it.Upto, it.UptoTerm, it.Cut
 		r.pos.Revision, r.pos.Cum, r.pos.Fence = max(r.pos.Revision, it.Last()), it.Cum, max(r.pos.Fence, it.Fence)
@@ -92,11 +103,24 @@ func (r *Replica) applied() {
 	if f := r.cfg.Observer.Position; f != nil {
 		f(&r.pos)
 	}
+	if r.entryEffects() > effectsKeptMax {
+		r.entry = regionpb.Entry{}
+	}
 	for i := range r.replies {
 		r.replies[i].send()
 		r.replies[i] = answer{}
 	}
 	r.replies = r.replies[:0]
+}
+
+// effectsKeptMax is how many effects the entry that apply reuses may keep room for.
+const effectsKeptMax = 16 << 10
+
+func (r *Replica) entryEffects() (n int) {
+	for i := range r.entry.Commands {
+		n += cap(r.entry.Commands[i].Effects)
+	}
+	return n
 }
 
 // writePosition puts the position into batch and commits it.
@@ -123,18 +147,17 @@ func resolves(entries []entryInfo) bool {
 	return false
 }
 
-// applyItem numbers the entries of an item and puts their effects into the batch (O3). It
-// returns their size.
-func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item, entries []entryInfo) (int, error) {
+// applyItem numbers the entries of an item and puts their effects into the batch (O3).
+func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item, entries []entryInfo) error {
 	clear(r.creates)
 	if resolves(entries) && r.creates == nil {
 		r.creates = map[string]mvcc.Revision{}
 	}
 	track := resolves(entries)
-	rev, bytes := it.Base, 0
+	rev := it.Base
 	if r.cfg.Mutants.DecisionsFirst {
 		if _, err := r.applyDecisions(batch, it); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	for i := range entries {
@@ -150,15 +173,14 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 		if info.silent {
 			continue
 		}
-		bytes += info.size
 		data, err := r.payload(h, info)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if info.meta {
 			payload, _ := regionpb.DecodeMeta(data)
 			if r.cfg.Meta == nil {
-				return 0, fmt.Errorf("%w: entry %d is of a single-group store", ErrDiverged, info.index)
+				return fmt.Errorf("%w: entry %d is of a single-group store", ErrDiverged, info.index)
 			}
 			r.cfg.Meta.ApplyMeta(info.index, info.term, payload)
 			if p != nil {
@@ -167,7 +189,7 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			continue
 		}
 		if err := regionpb.DecodeEntry(data, &r.entry); err != nil {
-			return 0, fmt.Errorf("entry %d: %w", info.index, err)
+			return fmt.Errorf("entry %d: %w", info.index, err)
 		}
 		void := info.void || (info.fence < it.Fence && !r.cfg.Mutants.NoFence)
 		if f := r.cfg.Observer.Applied; f != nil {
@@ -187,10 +209,10 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			continue
 		}
 		if err := r.applyPrepares(&r.entry, p); err != nil {
-			return 0, err
+			return err
 		}
 		if p != nil && len(p.cmds) != len(r.entry.Commands) {
-			return 0, fmt.Errorf("%w: entry %d has %d commands, %d were proposed", ErrDiverged, info.index, len(r.entry.Commands), len(p.cmds))
+			return fmt.Errorf("%w: entry %d has %d commands, %d were proposed", ErrDiverged, info.index, len(r.entry.Commands), len(p.cmds))
 		}
 		for c := range r.entry.Commands {
 			if p != nil {
@@ -202,18 +224,18 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			}
 			rev++
 			if err := r.putEffects(batch, effects, nil, rev, track); err != nil {
-				return 0, err
+				return err
 			}
 		}
 	}
 	if rev != it.Base+mvcc.Revision(it.Count) {
-		return 0, fmt.Errorf("%w: item %d gives %d revisions, its entries took %d", ErrDiverged, it.N, it.Count, rev-it.Base)
+		return fmt.Errorf("%w: item %d gives %d revisions, its entries took %d", ErrDiverged, it.N, it.Count, rev-it.Base)
 	}
 	if r.cfg.Mutants.DecisionsFirst {
-		return bytes, nil
+		return nil
 	}
-	n, err := r.applyDecisions(batch, it)
-	return bytes + n, err
+	_, err := r.applyDecisions(batch, it)
+	return err
 }
 
 // putEffects writes one command's effects as the events of rev. subs are their places among these
@@ -273,6 +295,9 @@ func (r *Replica) resolveCreate(f *regionpb.Effect) (mvcc.Revision, error) {
 func (r *Replica) payload(h raftstore.Handle, info *entryInfo) ([]byte, error) {
 	if info.data != nil {
 		return info.data, nil
+	}
+	if h == nil {
+		return nil, fmt.Errorf("%w: entry %d is wanted where the log cannot be read", ErrDiverged, info.index)
 	}
 	entries, err := h.Entries(info.index, info.index+1, 1)
 	if err != nil {

@@ -34,6 +34,7 @@ const (
 	evaluated verdict = iota // the command has effects, an answer or a fault
 	undecided                // a compare depends on a revision that is not known yet (E4)
 	outside                  // the transaction touches keys that are not the region's
+	exhausted                // it looks at more keys than the turn has left
 )
 
 // evaluator runs transactions with etcd's semantics against applied state and overlay. It
@@ -42,7 +43,8 @@ const (
 // A transaction is run in etcd's three steps: all compares, nested ones included, on the state
 // before it; then the checks of the taken path, on the same state, in order; then execution,
 // where an operation sees the ones before it. Only the first step can be undecided and only the
-// second can refuse, so nothing is ever half executed.
+// second can refuse, so nothing is ever half executed. Whatever a step reads counts against left;
+// a run for which that is not enough is given up, and what it wrote must be rolled back.
 type evaluator struct {
 	r    mvcc.Reader
 	ov   *overlay
@@ -51,6 +53,10 @@ type evaluator struct {
 	v mvcc.Revision
 	// floor is the compaction floor; reads of revisions below it fail.
 	floor mvcc.Revision
+
+	left  int // keys that may still be looked at
+	over  bool
+	whole bool // without that limit: the run is beside the group
 
 	cmd   *command
 	path  []bool
@@ -64,22 +70,34 @@ func (e *evaluator) begin(r mvcc.Reader, ov *overlay, span mvcc.Span, v, floor m
 	e.r, e.ov, e.span, e.v, e.floor, e.err = r, ov, span, v, floor, nil
 }
 
+// visit counts a key that is looked at, and its value; false when there were too many.
+func (e *evaluator) visit(value []byte) bool {
+	e.left -= 1 + len(value)>>10
+	e.over = e.over || e.left < 0 && !e.whole
+	return !e.over
+}
+
+// stopped says that the run is to be given up.
+func (e *evaluator) stopped() bool { return e.over || e.err != nil }
+
 // run evaluates txn into cmd, whose writes go into the overlay unless the verdict is not
 // evaluated. An error is the engine's and leaves the overlay to be rolled back.
 func (e *evaluator) run(cmd *command, txn *pb.TxnRequest) (verdict, error) {
 	if !covers(e.span, txn) {
 		return outside, nil
 	}
-	e.cmd, e.path = cmd, e.path[:0]
+	e.cmd, e.path, e.over = cmd, e.path[:0], false
 	decided := e.compareToPath(txn)
-	if e.err != nil {
+	switch {
+	case e.err != nil:
 		return undecided, e.err
-	}
-	if !decided {
+	case e.over:
+		return exhausted, nil
+	case !decided:
 		return undecided, nil
 	}
 	path := e.path
-	if cmd.fault = e.check(txn, &path); e.err == nil && cmd.fault == nil {
+	if cmd.fault = e.check(txn, &path); !e.stopped() && cmd.fault == nil {
 		path = e.path
 		cmd.tmpl.fixes, cmd.effects = cmd.fixRoom[:0], cmd.effectRoom[:0]
 		resp := newTxnResponse()
@@ -88,6 +106,9 @@ func (e *evaluator) run(cmd *command, txn *pb.TxnRequest) (verdict, error) {
 		cmd.tmpl.resp = resp
 	}
 	e.cmd = nil
+	if e.over && e.err == nil {
+		return exhausted, nil
+	}
 	return evaluated, e.err
 }
 
@@ -114,7 +135,7 @@ func (e *evaluator) check(txn *pb.TxnRequest, path *[]bool) *regionpb.Error {
 		case *pb.RequestOp_RequestTxn:
 			fault = e.check(r.RequestTxn, path)
 		}
-		if fault != nil || e.err != nil {
+		if fault != nil || e.stopped() {
 			return fault
 		}
 	}
@@ -134,7 +155,7 @@ func (e *evaluator) execute(txn *pb.TxnRequest, path *[]bool, resp *pb.TxnRespon
 			a := newPutAnswer()
 			resp.Responses[i] = &a.op
 			e.put(r.RequestPut, &a.resp)
-			if e.err != nil {
+			if e.stopped() {
 				return
 			}
 			continue
@@ -150,7 +171,7 @@ func (e *evaluator) execute(txn *pb.TxnRequest, path *[]bool, resp *pb.TxnRespon
 			e.execute(r.RequestTxn, path, inner)
 			out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: inner}
 		}
-		if e.err != nil {
+		if e.stopped() {
 			return
 		}
 		resp.Responses[i] = out
@@ -181,7 +202,7 @@ func (e *evaluator) get(key []byte) (pending, bool) {
 		e.err = err
 		return pending{}, false
 	}
-	if !ok || v.Tombstone() {
+	if !e.visit(v.Value) || !ok || v.Tombstone() {
 		return pending{}, false
 	}
 	return ofVersion(&v), true
@@ -201,44 +222,66 @@ type found struct {
 // at is mvcc.Latest to see the overlay too, else a revision of applied state.
 func (e *evaluator) scan(key, end []byte, at mvcc.Revision, keysOnly bool, max int64) []found {
 	out := e.found[:0]
-	defer func() { e.found = out[:0] }()
+	e.each(key, end, at, keysOnly, func(key []byte, p *pending) bool {
+		out = append(out, found{key, *p})
+		return max <= 0 || int64(len(out)) < max
+	})
+	e.found = out[:0]
+	if len(out) > foundKeptMax {
+		e.found = nil
+	}
+	return out
+}
+
+// foundKeptMax is the longest list that is kept for the next scan.
+const foundKeptMax = 4096
+
+// each calls fn with the living keys of a range in order, until it returns false. fn owns the key
+// and what p points to is its own copy; it may write what it was called with.
+func (e *evaluator) each(key, end []byte, at mvcc.Revision, keysOnly bool, fn func(key []byte, p *pending) bool) {
 	s, single := spanOf(key, end)
 	if single {
 		if at == mvcc.Latest {
 			if p, ok := e.get(key); ok {
-				out = append(out, found{key, p})
+				fn(key, &p)
 			}
-			return out
+			return
 		}
 		v, ok, err := e.r.Get(key, at)
 		if err != nil {
 			e.err = err
-		} else if ok && !v.Tombstone() {
-			out = append(out, found{key, ofVersion(&v)})
+		} else if e.visit(v.Value) && ok && !v.Tombstone() {
+			p := ofVersion(&v)
+			fn(key, &p)
 		}
-		return out
+		return
 	}
 	if s.Empty() {
-		return out
+		return
 	}
+	// fn may evaluate no further range, so that the list is free to be used here.
 	e.nodes = e.nodes[:0]
 	if at == mvcc.Latest {
 		e.nodes = e.ov.span(s, e.nodes)
 	}
-	nodes := e.nodes
-	full := func() bool { return max > 0 && int64(len(out)) >= max }
-	// before adds what the overlay has below key; nil means everything that is left.
+	nodes, full := e.nodes, false
+	// before passes what the overlay has below key; nil means everything that is left.
 	before := func(key []byte) {
-		for len(nodes) > 0 && (key == nil || bytes.Compare(nodes[0].key, key) < 0) && !full() {
-			if n := nodes[0]; !n.cur.tombstone() {
-				out = append(out, found{n.key, n.cur})
-			}
+		for len(nodes) > 0 && (key == nil || bytes.Compare(nodes[0].key, key) < 0) && !full {
+			n := nodes[0]
 			nodes = nodes[1:]
+			if !e.visit(nil) {
+				full = true
+			} else if !n.cur.tombstone() {
+				p := n.cur
+				full = !fn(n.key, &p)
+			}
 		}
 	}
 	err := e.r.Scan(s, at, mvcc.ScanOptions{KeysOnly: keysOnly}, func(v *mvcc.Version) bool {
 		before(v.Key)
-		if full() {
+		if full || !e.visit(v.Value) {
+			full = true
 			return false
 		}
 		if len(nodes) > 0 && bytes.Equal(nodes[0].key, v.Key) {
@@ -246,22 +289,23 @@ func (e *evaluator) scan(key, end []byte, at mvcc.Revision, keysOnly bool, max i
 		}
 		p := ofVersion(v)
 		p.value = bytes.Clone(v.Value)
-		out = append(out, found{bytes.Clone(v.Key), p})
-		return !full()
+		full = !fn(bytes.Clone(v.Key), &p)
+		return !full
 	})
 	if err != nil {
 		e.err = err
-		return out
+		return
 	}
 	before(nil)
-	return out
 }
 
 // count returns the number of living keys of a range.
-func (e *evaluator) count(key, end []byte, at mvcc.Revision) int64 {
+func (e *evaluator) count(key, end []byte, at mvcc.Revision) (n int64) {
 	s, single := spanOf(key, end)
-	if single {
-		return int64(len(e.scan(key, end, at, true, 0)))
+	if single || !e.whole {
+		// Key by key, because that can be given up.
+		e.each(key, end, at, true, func([]byte, *pending) bool { n++; return true })
+		return n
 	}
 	if s.Empty() {
 		return 0

@@ -39,11 +39,11 @@ func (t tri) and(o tri) tri {
 func (e *evaluator) compareToPath(txn *pb.TxnRequest) bool {
 	all := yes
 	for _, c := range txn.GetCompare() {
-		if all = all.and(e.compare(c)); all == no || e.err != nil {
+		if all = all.and(e.compare(c)); all == no || e.stopped() {
 			break
 		}
 	}
-	if all == unknown || e.err != nil {
+	if all == unknown || e.stopped() {
 		return false
 	}
 	e.path = append(e.path, all == yes)

@@ -2,7 +2,6 @@ package region
 
 import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"braid/mvcc"
 	"braid/region/regionpb"
@@ -14,21 +13,18 @@ const latest = mvcc.Latest
 // revision of its own, when there are none.
 func (e *evaluator) deleteRange(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 	resp := &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{}}
-	all := e.scan(r.GetKey(), r.GetRangeEnd(), latest, !r.GetPrevKv(), 0)
-	if e.err != nil {
+	own := revision{num: &e.cmd.num}
+	e.each(r.GetKey(), r.GetRangeEnd(), latest, !r.GetPrevKv(), func(key []byte, p *pending) bool {
+		if r.GetPrevKv() {
+			resp.PrevKvs = append(resp.PrevKvs, e.kv(key, p))
+		}
+		e.write(regionpb.Effect{Key: key, Delete: true}, pending{mod: own})
+		resp.Deleted++
+		return true
+	})
+	if e.stopped() {
 		return resp
 	}
-	if r.GetPrevKv() && len(all) > 0 {
-		resp.PrevKvs = make([]*mvccpb.KeyValue, len(all))
-		for i := range all {
-			resp.PrevKvs[i] = e.kv(all[i].key, &all[i].pending)
-		}
-	}
-	own := revision{num: &e.cmd.num}
-	for i := range all {
-		e.write(regionpb.Effect{Key: all[i].key, Delete: true}, pending{mod: own})
-	}
-	resp.Deleted = int64(len(all))
 	e.stamp(&resp.Header.Revision)
 	return resp
 }

@@ -23,7 +23,7 @@ func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
 // put runs a put and fills in resp.
 func (e *evaluator) put(r *pb.PutRequest, resp *pb.PutResponse) {
 	prev, exists := e.get(r.GetKey())
-	if e.err != nil {
+	if e.stopped() {
 		return
 	}
 	own := revision{num: &e.cmd.num}

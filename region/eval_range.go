@@ -49,7 +49,7 @@ func (e *evaluator) rangeOp(r *pb.RangeRequest) *pb.RangeResponse {
 		max = limitOf(r.GetLimit())
 	}
 	all := e.scan(r.GetKey(), r.GetRangeEnd(), at, keysOnly, max)
-	if e.err != nil {
+	if e.stopped() {
 		return resp
 	}
 	open := false

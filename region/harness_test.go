@@ -29,6 +29,7 @@ type fakeLog struct {
 	appended  []*raftpb.Entry // not told to the machine yet
 	truncated uint64
 	reads     [][]byte
+	detached  func() // runs when the test says so
 }
 
 func (f *fakeLog) Term() uint64                 { return f.role.Term }
@@ -40,6 +41,7 @@ func (f *fakeLog) Committed() uint64            { return f.committed }
 func (f *fakeLog) ReadIndex(ctx []byte)         { f.reads = append(f.reads, ctx) }
 func (f *fakeLog) Transfer(raftid.ReplicaID)    {}
 func (f *fakeLog) Campaign()                    {}
+func (f *fakeLog) Detach(fn func())             { f.detached = fn }
 func (f *fakeLog) ConfState() *raftpb.ConfState { return &raftpb.ConfState{} }
 func (f *fakeLog) Checkpoint(uint64, uint64, []byte) {
 	panic("a region writes no checkpoints")
@@ -178,6 +180,11 @@ type host struct {
 	fatal  error
 	wakes  int
 	told   bool
+
+	park     bool   // what is detached waits for unpark
+	parked   func() // waits
+	detached int    // how often
+	newRole  *raftstore.Role
 }
 
 var testDesc = pdpb.Descriptor{
@@ -233,9 +240,29 @@ func (h *host) start(id pdpb.RegionID) {
 // turn is what a group's Process does with its machine.
 func (h *host) turn(role *raftstore.Role, reads []raft.ReadState) {
 	for i := 0; ; i++ {
+		if h.parked != nil {
+			if role != nil {
+				h.newRole = role
+			}
+			return // what changed is told when it has ended
+		}
+		if h.newRole != nil && role == nil {
+			role = h.newRole
+		}
+		h.newRole = nil
 		h.r.Update(h.log, raftstore.Update{Appended: h.log.appended, Committed: h.log.committed, Role: role, ReadStates: reads})
 		h.log.appended, role, reads = nil, nil, nil
 		again := h.r.Work(h.log)
+		if f := h.log.detached; f != nil {
+			h.log.detached = nil
+			h.detached++
+			if h.park {
+				h.parked = f
+				return
+			}
+			f()
+			again = true
+		}
 		if !again && len(h.log.appended) == 0 {
 			return
 		}
@@ -246,6 +273,14 @@ func (h *host) turn(role *raftstore.Role, reads []raft.ReadState) {
 }
 
 func (h *host) work() { h.turn(nil, nil) }
+
+// unpark lets what was detached run, and then goes on.
+func (h *host) unpark() {
+	f := h.parked
+	h.parked = nil
+	f()
+	h.work()
+}
 
 // lead makes the replica leader of a term, with the entry that opens it.
 func (h *host) lead(term uint64) {

@@ -169,6 +169,14 @@ func (in *Intake) summarise(e *raftpb.Entry) (entryInfo, error) {
 	return info, nil
 }
 
+// keep holds an entry's payload until the entry is applied.
+func (in *Intake) keep(e *entryInfo, data []byte) {
+	if e.data == nil {
+		e.data = data
+		in.bytes += len(data)
+	}
+}
+
 // AddItem takes an item from the stream or from a seal. It is idempotent; an item that says
 // something else than its number said before is ErrDiverged. Items of another incarnation are
 // none of this log (A15). When full, an item above the next one is dropped: Wanted tells from

@@ -22,7 +22,7 @@ func (r *Replica) lead(h raftstore.Handle, ticks int) (again bool, err error) {
 	}
 	r.serveTxns(h, ticks)
 	again, err = r.proposeQueue(h)
-	if err != nil {
+	if err != nil || r.detach != nil {
 		return false, err
 	}
 	r.idle += ticks
@@ -50,13 +50,20 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 			return false, nil
 		}
 	}
+	r.ev.left = r.lim.TurnKeysMax
 	for n := 0; len(r.queue) > 0 && !r.full() && !r.gathering(h) && r.held == nil; n++ {
 		if n == r.lim.ProposalsMax {
 			return true, nil
 		}
 		proposed, err := r.proposeEntry(h)
-		if err != nil || !proposed {
+		if err != nil || r.detach != nil {
 			return false, err
+		}
+		if r.ev.over {
+			return true, nil
+		}
+		if !proposed {
+			return false, nil
 		}
 	}
 	return false, nil
@@ -113,6 +120,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		wantCut pdpb.Cut
 		waits   int // for locks
 	)
+	r.ev.over = false
 	for i, w := range r.queue {
 		if len(p.cmds) >= r.lim.EntryCommandsMax || size >= r.lim.EntryBytesMax || blocked.full() {
 			rest = append(rest, r.queue[i:]...)
@@ -131,9 +139,27 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 			wantCut = max(wantCut, w.Cut)
 			continue
 		}
+		if w.long {
+			if w.undecidedAt == r.pos.Index {
+				blocked.add(w.Txn) // E4, as below
+				rest = append(rest, w)
+				continue
+			}
+			if len(p.cmds) == 0 {
+				r.detachEvaluation(p, w)
+			}
+			rest = append(rest, r.queue[i:]...)
+			break
+		}
 		c := &command{reply: w.Reply}
-		undo := r.ov.mark()
+		undo, fresh := r.ov.mark(), r.ev.left == r.lim.TurnKeysMax
 		v, err := r.ev.run(c, w.Txn)
+		if v == exhausted && err == nil {
+			r.ov.rollback(undo)
+			w.long = fresh // it had all of the turn's keys; else the next turn will tell
+			rest = append(rest, r.queue[i:]...)
+			break
+		}
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("evaluating: %w", err)
@@ -186,7 +212,10 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 // propose appends an entry to the log, at the place that its header says. It returns false when
 // raft dropped it.
 func (r *Replica) propose(h raftstore.Handle, p *proposal, e *regionpb.Entry) bool {
-	data := e.Encode()
+	return r.proposeEncoded(h, p, e, e.Encode())
+}
+
+func (r *Replica) proposeEncoded(h raftstore.Handle, p *proposal, e *regionpb.Entry, data []byte) bool {
 	if r.cfg.Mutants.Forward {
 		r.ov.commit(p.index)
 		if len(e.Seals) > 0 {

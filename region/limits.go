@@ -19,6 +19,11 @@ type Limits struct {
 	// earlier one is not committed. Fewer wait for that: the round under way is the batch window of
 	// the next one, because what a round costs hardly depends on what it carries.
 	PipelineCommandsMin int
+	// TurnKeysMax bounds the keys that evaluation looks at in one call of Work, a kilobyte of value
+	// counting as one more; a command that alone needs more is evaluated beside the group.
+	TurnKeysMax int
+	// TurnBytesMax is the size of an item that is applied beside the group.
+	TurnBytesMax int
 	// ProposalsMax bounds the entries proposed in one call of Work.
 	ProposalsMax int
 	// SealsMax bounds the seals of one entry.
@@ -60,7 +65,7 @@ var (
 		QueueCountMax: 16 << 10, QueueBytesMax: 64 << 20,
 		InflightEntriesMax: 1 << 10, InflightBytesMax: 64 << 20,
 		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
-		PipelineCommandsMin: 128, ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
+		PipelineCommandsMin: 128, TurnKeysMax: 16 << 10, TurnBytesMax: 1 << 20, ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
 		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PreparedBytesMax: 64 << 20,
 		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
@@ -69,7 +74,7 @@ var (
 		QueueCountMax: 8, QueueBytesMax: 4 << 10,
 		InflightEntriesMax: 3, InflightBytesMax: 4 << 10,
 		EntryCommandsMax: 3, EntryBytesMax: 256,
-		PipelineCommandsMin: 2, ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
+		PipelineCommandsMin: 2, TurnKeysMax: 24, TurnBytesMax: 512, ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
 		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PreparedBytesMax: 256,
 		ReadBytesMax: 64, ReadKeysMax: 3,
@@ -83,7 +88,8 @@ func (l Limits) withDefaults() Limits {
 		{&l.QueueCountMax, &d.QueueCountMax}, {&l.QueueBytesMax, &d.QueueBytesMax},
 		{&l.InflightEntriesMax, &d.InflightEntriesMax}, {&l.InflightBytesMax, &d.InflightBytesMax},
 		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax},
-		{&l.PipelineCommandsMin, &d.PipelineCommandsMin}, {&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
+		{&l.PipelineCommandsMin, &d.PipelineCommandsMin}, {&l.TurnKeysMax, &d.TurnKeysMax}, {&l.TurnBytesMax, &d.TurnBytesMax},
+		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
 		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
 		{&l.LocksMax, &d.LocksMax}, {&l.LockTicksMax, &d.LockTicksMax}, {&l.LockWaitTicksMax, &d.LockWaitTicksMax},
 		{&l.AbortTicks, &d.AbortTicks}, {&l.StandBackTicks, &d.StandBackTicks}, {&l.PreparedBytesMax, &d.PreparedBytesMax},

@@ -139,6 +139,10 @@ func (o *overlay) any(s mvcc.Span) (found bool) {
 	return found
 }
 
+// undoKeptMax is the longest list of writes whose room is kept for the next entry: one that deletes
+// a million keys must not cost its memory for ever.
+const undoKeptMax = 16 << 10
+
 // mark returns a point to roll back to, before the next commit.
 func (o *overlay) mark() int { return len(o.log) }
 
@@ -170,6 +174,9 @@ func (o *overlay) commit(index uint64) {
 		o.log[i] = undo{}
 	}
 	o.log = o.log[:0]
+	if cap(o.log) > undoKeptMax {
+		o.log = nil
+	}
 	o.fifo = append(o.fifo, overlayEntry{index: index, nodes: nodes})
 }
 

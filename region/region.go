@@ -158,6 +158,10 @@ type Write struct {
 	size  int
 	since int                 // the owner's clock when it took it
 	locks []regionpb.LockSpan // made when it first meets a lock
+	// long: it takes more than a turn, so it is evaluated beside the group (detach.go). undecidedAt
+	// is the applied index at which that found it undecided (E4).
+	long        bool
+	undecidedAt uint64
 }
 
 // Config makes a Replica. All fields without "optional" are needed.
@@ -179,6 +183,8 @@ type Config struct {
 	// Fatal is called for what only this replica sees and cannot survive (a failed engine, O3).
 	// The process must stop; the replica does nothing more.
 	Fatal func(error)
+	// Stalled says that the engine makes writers wait, or soon will; optional. Any goroutine.
+	Stalled func() bool
 	// Limits; zero fields mean DefaultLimits.
 	Limits Limits
 	// SharedFsync: this store is the only voter of the region and of pd and their logs share one

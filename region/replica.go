@@ -47,6 +47,8 @@ type Replica struct {
 	asked    pdpb.Cut // mark that was asked for, askedAge ticks ago
 	askedAge int
 	held     *heldProposal
+	detach   func()       // what this call of Work leaves to be done beside the group (detach.go)
+	long     *longCommand // what was evaluated there
 
 	entry     regionpb.Entry // reused by apply
 	creates   map[string]mvcc.Revision
@@ -194,6 +196,10 @@ func (r *Replica) Work(h raftstore.Handle) (again bool) {
 		}
 		r.in.Commit(h.Committed())
 	}
+	if err := r.proposeLong(h); err != nil {
+		r.fail(err)
+		return false
+	}
 	in := r.takeInbox()
 	r.clock += in.ticks
 	for i := range in.items {
@@ -203,10 +209,12 @@ func (r *Replica) Work(h raftstore.Handle) (again bool) {
 		}
 	}
 	again, err := r.apply(h)
-	if err == nil {
+	if r.detach != nil || r.stalled() {
+		r.giveBack(in.floors)
+	} else if err == nil {
 		err = r.raiseFloors(in.floors)
 	}
-	if err == nil {
+	if err == nil && r.detach == nil {
 		r.lookAtMark()
 		r.proposeHeld(h)
 		var more bool
@@ -221,6 +229,11 @@ func (r *Replica) Work(h raftstore.Handle) (again bool) {
 	if err != nil {
 		r.fail(err)
 		return false
+	}
+	if f := r.detach; f != nil {
+		r.detach = nil
+		h.Detach(f)
+		return false // Work is called when it has ended
 	}
 	return again
 }

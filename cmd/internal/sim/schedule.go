@@ -239,7 +239,7 @@ func (w *World) work(s *store, n int) {
 	for range n {
 		s.todo = s.todo[:0]
 		for _, id := range s.ids {
-			if g := s.groups[id]; g.ready || g.install != nil {
+			if g := s.groups[id]; g.ready || g.install != nil || g.detached != nil {
 				s.todo = append(s.todo, g)
 			}
 		}
@@ -249,6 +249,9 @@ func (w *World) work(s *store, n int) {
 		g := s.todo[w.rng.IntN(len(s.todo))]
 		if g.install != nil && (w.calm || w.chance(8)) {
 			g.finishInstall()
+		}
+		if g.detached != nil && (w.calm || w.chance(3)) {
+			g.finishDetached()
 		}
 		if g.ready {
 			g.turn()

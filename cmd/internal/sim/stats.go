@@ -10,7 +10,7 @@ type Stats struct {
 	Steps, Turns, Delivered, Lost, Duplicated       int
 	Crashes, Restarts, Partitions, Stops, Elections int
 	PDElections, Snapshots, Installs, PDInstalls    int
-	Uninitialised, Flushes, Holes                   int
+	Uninitialised, Flushes, Holes, Detached         int
 	Ops, Acked, Unknown, Refused, Void, Deferred    int
 	Reads, Served, Serializable, Late               int
 	Cuts, Items, Fences, Compactions, GCs, Removed  int
@@ -22,7 +22,7 @@ func (s *Stats) fields() []*int {
 	return []*int{
 		&s.Steps, &s.Turns, &s.Delivered, &s.Lost, &s.Duplicated,
 		&s.Crashes, &s.Restarts, &s.Partitions, &s.Stops, &s.Elections, &s.PDElections,
-		&s.Snapshots, &s.Installs, &s.PDInstalls, &s.Uninitialised, &s.Flushes, &s.Holes,
+		&s.Snapshots, &s.Installs, &s.PDInstalls, &s.Uninitialised, &s.Flushes, &s.Holes, &s.Detached,
 		&s.Ops, &s.Acked, &s.Unknown, &s.Refused, &s.Void, &s.Deferred,
 		&s.Reads, &s.Served, &s.Serializable, &s.Late,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
@@ -32,7 +32,7 @@ func (s *Stats) fields() []*int {
 // statNames go with fields; a bar begins a new group.
 var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| crashes restarts partitions stopped-clocks elections pd-elections
-	| snapshots installs pd-installs uninitialised flushes holes
+	| snapshots installs pd-installs uninitialised flushes holes detached
 	| ops acked unknown refused void deferred
 	| reads served serializable late
 	| cuts items fences compactions collections removed txns commits aborts revisions`)

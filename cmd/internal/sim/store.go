@@ -54,7 +54,9 @@ type group struct {
 	out     raftstore.Output
 	ready   bool
 	install *raftstore.Staged
-	leading bool
+	// detached is what the replica left to be done beside its group.
+	detached func()
+	leading  bool
 }
 
 func newStore(w *World, i int) *store {
@@ -184,6 +186,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits := region.TinyLimits
 	limits.EntryBytesMax, limits.QueueBytesMax, limits.InflightBytesMax, limits.ItemsMax = 1<<10, 1<<16, 1<<14, 64
 	limits.ReadKeysMax, limits.ReadBytesMax = 64, 1<<16
+	limits.TurnBytesMax, limits.TurnKeysMax = 256, 6
 	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
 	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
 	g.replica, err = region.NewReplica(region.Config{
@@ -337,6 +340,10 @@ func (g *group) turn() {
 	if g.out.Install != nil {
 		g.install = g.out.Install
 	}
+	if g.out.Detached != nil {
+		g.detached = g.out.Detached
+		w.stats.Detached++
+	}
 	for _, d := range g.out.Discard {
 		if err := d.Close(); err != nil {
 			w.fail("store %d group %d: %v", s.i, g.id, err)
@@ -374,6 +381,13 @@ func (g *group) finishInstall() {
 	if !w.calm && w.chance(w.aim.installs) {
 		g.s.doomed = w.stats.Steps + w.rng.IntN(12)
 	}
+}
+
+// finishDetached does what a replica left to be done beside its group.
+func (g *group) finishDetached() {
+	g.detached()
+	g.detached = nil
+	g.in.Detached, g.ready = true, true
 }
 
 // flushEngine makes applied state durable and tells the replicas (D6).
