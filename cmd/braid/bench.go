@@ -246,13 +246,15 @@ func benchCommand() *cobra.Command {
 	}
 	lease := group("lease", "grant, keep alive or let expire leases",
 		load("grant", "grant leases", "lease-grant"), load("keepalive", "send keepalives, a stream and a lease for each client", "keepalive"), expiry)
-	cmd := group("bench", "measure a store that speaks etcd's API",
+	loads := []*cobra.Command{
 		load("put", "write single keys", "put"), get, rng,
 		load("delete", "delete single keys", "delete"),
 		load("cas", "compare and put, as Kubernetes updates", "cas"),
 		load("txn", "transactions of several puts in several parts of the key space", "txn"),
-		mixed, watch, catchUp, lease)
-	f.register(cmd)
-	f.registerLoad(cmd.PersistentFlags())
-	return cmd
+		mixed, watch, catchUp, lease}
+	for _, c := range loads {
+		f.register(c)
+		f.registerLoad(c.PersistentFlags())
+	}
+	return group("bench", "measure a store that speaks etcd's API", append(loads, compareCommand())...)
 }

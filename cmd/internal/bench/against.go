@@ -82,7 +82,7 @@ var versusColumns = []struct {
 	of     func(KindReport) float64
 	format func(float64) string
 }{
-	{"per second", func(k KindReport) float64 { return k.PerSecond }, formatNumber},
+	{"per second", func(k KindReport) float64 { return k.PerSecond }, FormatNumber},
 	{"p50", func(k KindReport) float64 { return k.Latency.P50 }, formatMS},
 	{"p90", func(k KindReport) float64 { return k.Latency.P90 }, formatMS},
 	{"p99", func(k KindReport) float64 { return k.Latency.P99 }, formatMS},

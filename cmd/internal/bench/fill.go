@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	fillBatch      = 100     // keys a transaction, below every store's limit
-	fillBytes      = 1 << 19 // values a transaction, likewise
-	fillConcurrent = 32
+	fillBatch       = 100     // keys a transaction, below every store's limit
+	fillBytes       = 1 << 19 // values a transaction, likewise
+	fillConcurrent  = 32
+	fillConnections = 8
 )
 
 // fill writes the key space, unless all of it is there.
@@ -68,4 +69,18 @@ func fillAll(ctx context.Context, conns []*clientv3.Client, l *Load, progress fu
 	}
 	wg.Wait()
 	return context.Cause(ctx)
+}
+
+// Fill writes each key of the load's key space once, whether it is there or not.
+func Fill(ctx context.Context, target Target, load Load, progress func(Progress)) error {
+	load.Defaults()
+	if err := load.Validate(); err != nil {
+		return err
+	}
+	conns, err := target.dial(ctx, fillConnections)
+	if err != nil {
+		return err
+	}
+	defer closeAll(conns)
+	return fillAll(ctx, conns, &load, progress)
 }

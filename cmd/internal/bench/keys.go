@@ -15,6 +15,7 @@ type Keys struct {
 	Prefix string
 	Size   int   // bytes of a key, prefix included
 	Space  int64 // how many keys there are
+	Step   int64 // between the numbers of neighbours; 0 is 1: few keys can cover a large space
 	Dist   Dist
 }
 
@@ -23,8 +24,8 @@ func (k *Keys) Validate() error {
 	if k.Space < 1 {
 		return errors.New("the key space needs at least one key")
 	}
-	if need := len(k.Prefix) + len(strconv.FormatInt(k.Space-1, 10)); k.Size < need {
-		return fmt.Errorf("keys of %d bytes are too short: prefix %q and the numbers below %d need %d", k.Size, k.Prefix, k.Space, need)
+	if need := len(k.Prefix) + len(strconv.FormatInt((k.Space-1)*max(k.Step, 1), 10)); k.Size < need {
+		return fmt.Errorf("keys of %d bytes are too short: prefix %q and the numbers of %d keys need %d", k.Size, k.Prefix, k.Space, need)
 	}
 	return nil
 }
@@ -33,6 +34,7 @@ func (k *Keys) Validate() error {
 func (k *Keys) Key(n int64) string {
 	b := make([]byte, k.Size)
 	copy(b, k.Prefix)
+	n *= max(k.Step, 1)
 	for i := k.Size - 1; i >= len(k.Prefix); i-- {
 		b[i] = byte('0' + n%10)
 		n /= 10

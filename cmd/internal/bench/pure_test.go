@@ -196,7 +196,7 @@ func TestFormat(t *testing.T) {
 		}
 	}
 	for v, want := range map[float64]string{0: "0", 0.0123: "0.0123", 1.234: "1.234", 12.34: "12.3", -1234: "-1234"} {
-		if got := formatNumber(v); got != want {
+		if got := FormatNumber(v); got != want {
 			t.Errorf("%g: %s, want %s", v, got, want)
 		}
 	}

@@ -167,7 +167,7 @@ func (r *Report) Print(w io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	for _, f := range r.Figures {
-		fmt.Fprintf(w, "%s: %s %s\n", f.Name, formatNumber(f.Value), f.Unit)
+		fmt.Fprintf(w, "%s: %s %s\n", f.Name, FormatNumber(f.Value), f.Unit)
 	}
 	if r.Unsent > 0 {
 		fmt.Fprintf(w, "\n%d requests were due and could not be sent: the store, or %d clients, cannot keep up with the rate\n", r.Unsent, r.Clients)
@@ -208,8 +208,8 @@ func formatMS(v float64) string {
 	return fmt.Sprintf("%.2fs", v/1000)
 }
 
-// formatNumber prints a number with about three significant digits.
-func formatNumber(v float64) string {
+// FormatNumber prints a number with about three significant digits.
+func FormatNumber(v float64) string {
 	switch abs := max(v, -v); {
 	case v == 0:
 		return "0"

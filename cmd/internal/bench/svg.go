@@ -206,3 +206,52 @@ func Plot(w io.Writer, title string, names []string, reports []*Report) error {
 	s.chart(2*chartHeight, "distribution of the latency", "share of the requests that took less", "ms", percent, logarithmic(least, most), distribution)
 	return s.writeTo(w)
 }
+
+// Bars is one ratio of a picture of ratios.
+type Bars struct {
+	Name   string
+	Spread Spread
+	Goal   float64 // drawn as a mark; 0: none
+	Good   bool
+}
+
+// PlotRatios draws ratios as bars from 1, on a logarithmic axis, with the spread as a line.
+func PlotRatios(w io.Writer, title string, bars []Bars) error {
+	const rowHeight, nameWidth = 20.0, 380.0
+	s := &svg{width: plotWidth + 120, height: marginTop + marginBottom + rowHeight*float64(len(bars))}
+	least, most := 0.5, 2.0
+	for _, b := range bars {
+		least, most = min(least, b.Spread.Least), max(most, b.Spread.Most)
+	}
+	x := scale{least: max(least, 0.01), most: min(most, 100), from: nameWidth, to: s.width - 70, log: true}
+	for _, t := range []float64{0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100} {
+		if t >= x.least && t <= x.most {
+			x.ticks = append(x.ticks, tick{t, trimNumber(t)})
+		}
+	}
+	pixel := func(v float64) float64 { return x.at(min(max(v, x.least), x.most)) }
+	s.text(10, 20, "start", "title", title)
+	lower := marginTop + rowHeight*float64(len(bars))
+	for _, t := range x.ticks {
+		s.line(pixel(t.at), marginTop, pixel(t.at), lower, "grid")
+		s.text(pixel(t.at), lower+17, "middle", "", t.label)
+	}
+	for i, b := range bars {
+		y := marginTop + rowHeight*float64(i)
+		fill := palette[1]
+		if b.Good {
+			fill = palette[2]
+		}
+		from, to := pixel(1), pixel(b.Spread.Median)
+		s.rect(min(from, to), y+4, max(to-from, from-to, 1), rowHeight-8, fill)
+		s.line(pixel(b.Spread.Least), y+rowHeight/2, pixel(b.Spread.Most), y+rowHeight/2, "axis")
+		if b.Goal > 0 {
+			s.rect(pixel(b.Goal)-1, y+1, 2, rowHeight-2, palette[6])
+		}
+		s.text(nameWidth-10, y+14, "end", "", b.Name)
+		s.text(s.width-10, y+14, "end", "", fmt.Sprintf("%.2f", b.Spread.Median))
+	}
+	s.line(pixel(1), marginTop, pixel(1), lower, "axis")
+	s.text(nameWidth, lower+34, "start", "", "green: goal met, or better where there is none; black mark: the goal; line: the spread of the rounds")
+	return s.writeTo(w)
+}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	pollInterval = 100 * time.Millisecond
+	pollInterval = 20 * time.Millisecond
 	// readyTimeout bounds the wait for a cluster that is being started.
 	readyTimeout = 60 * time.Second
 	// stopTimeout is how long a node may take to stop before it is killed.
