@@ -35,6 +35,7 @@ var regionErrors = map[regionpb.Code]error{
 	// time was up before one succeeded.
 	regionpb.LockLost: rpctypes.ErrGRPCLeaderChanged,
 	regionpb.Aborted:  rpctypes.ErrGRPCLeaderChanged,
+	regionpb.TooLarge: rpctypes.ErrGRPCRequestTooLarge,
 }
 
 // routerErrors are the router's own.

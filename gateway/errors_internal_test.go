@@ -44,6 +44,7 @@ func TestErrorTable(t *testing.T) {
 		regionpb.Stopped:         {codes.Unavailable, "etcdserver: server stopped"},
 		regionpb.LockLost:        {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.Aborted:         {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.TooLarge:        {codes.InvalidArgument, "etcdserver: request is too large"},
 	}
 	// Codes are numbered from 1; the first without a name is one beyond the last.
 	last := regionpb.Code(1)

@@ -52,7 +52,10 @@ type Limits struct {
 	AbortTicks int
 	// StandBackTicks is how long a command stands back for attempts that wait for locks.
 	StandBackTicks int
+	// PrepareBytesMax bounds one attempt's part here: a larger one is refused for good (TooLarge). It
+	// is one entry, and it is in the position, which is written with every batch, until it is decided.
 	// PreparedBytesMax bounds what is prepared at a time; more is refused, unless it is alone.
+	PrepareBytesMax  int
 	PreparedBytesMax int
 	// ReadBytesMax, ReadKeysMax bound one reply to a read.
 	ReadBytesMax int
@@ -67,7 +70,7 @@ var (
 		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
 		PipelineCommandsMin: 128, TurnKeysMax: 16 << 10, TurnBytesMax: 1 << 20, ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
-		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PreparedBytesMax: 64 << 20,
+		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PrepareBytesMax: 64 << 20, PreparedBytesMax: 64 << 20,
 		ReadBytesMax: 4 << 20, ReadKeysMax: 100_000,
 	}
 	TinyLimits = Limits{
@@ -76,7 +79,7 @@ var (
 		EntryCommandsMax: 3, EntryBytesMax: 256,
 		PipelineCommandsMin: 2, TurnKeysMax: 24, TurnBytesMax: 512, ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
-		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PreparedBytesMax: 256,
+		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PrepareBytesMax: 4 << 10, PreparedBytesMax: 256,
 		ReadBytesMax: 64, ReadKeysMax: 3,
 	}
 )
@@ -92,7 +95,7 @@ func (l Limits) withDefaults() Limits {
 		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
 		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
 		{&l.LocksMax, &d.LocksMax}, {&l.LockTicksMax, &d.LockTicksMax}, {&l.LockWaitTicksMax, &d.LockWaitTicksMax},
-		{&l.AbortTicks, &d.AbortTicks}, {&l.StandBackTicks, &d.StandBackTicks}, {&l.PreparedBytesMax, &d.PreparedBytesMax},
+		{&l.AbortTicks, &d.AbortTicks}, {&l.StandBackTicks, &d.StandBackTicks}, {&l.PrepareBytesMax, &d.PrepareBytesMax}, {&l.PreparedBytesMax, &d.PreparedBytesMax},
 		{&l.ReadBytesMax, &d.ReadBytesMax}, {&l.ReadKeysMax, &d.ReadKeysMax},
 	} {
 		if *f.v == 0 {

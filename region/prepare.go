@@ -247,6 +247,10 @@ func (r *Replica) proposePrepares(h raftstore.Handle, list []*Prepare) (taken in
 		x := regionpb.Prepared{Attempt: l.attempt, Participants: q.Request.Participants, Locks: l.spans,
 			Effects: q.Request.Effects, Subs: q.Request.Subs}
 		size := len(x.Encoded())
+		if size > r.lim.PrepareBytesMax {
+			q.Reply(0, regionpb.ErrorOf(regionpb.TooLarge))
+			continue
+		}
 		if bytesPrepared+bytes+size > r.lim.PreparedBytesMax && bytesPrepared+bytes > 0 {
 			q.Reply(0, regionpb.ErrorOf(regionpb.TooManyRequests))
 			continue

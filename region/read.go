@@ -176,6 +176,9 @@ func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionp
 	if req.MaxBytes > 0 {
 		bytesMax = min(bytesMax, req.MaxBytes)
 	}
+	if len(req.Keys) > 0 {
+		return r.readKeys(req, rev, bytesMax)
+	}
 	var (
 		size  int64
 		seen  int64 // living keys met, matching or not
@@ -220,6 +223,32 @@ func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionp
 			resp.Count += n
 		}
 	}
+	return resp, nil
+}
+
+// readKeys reads single keys.
+func (r *Replica) readKeys(req *regionpb.ReadRequest, rev mvcc.Revision, bytesMax int64) (*regionpb.ReadResponse, error) {
+	resp := &regionpb.ReadResponse{}
+	var page kvPage
+	var size int64
+	for _, key := range req.Keys {
+		if !req.Span.Contains(key) {
+			return nil, fmt.Errorf("region %d: key %q is not in the span %v that was asked for", r.id, key, req.Span)
+		}
+		if len(page.kvs) > 0 && (size >= bytesMax || len(page.kvs) >= r.lim.ReadKeysMax) {
+			resp.More, resp.Resume = true, bytes.Clone(key)
+			break
+		}
+		v, ok, err := r.cfg.Engine.Get(key, rev)
+		if err != nil {
+			return nil, fmt.Errorf("region %d: reading a key: %w", r.id, err)
+		}
+		if ok {
+			kv := page.add(&v, req.KeysOnly)
+			size += int64(len(kv.Key) + len(kv.Value) + 32)
+		}
+	}
+	resp.KVs = page.kvs
 	return resp, nil
 }
 

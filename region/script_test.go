@@ -290,6 +290,11 @@ func (s *script) read(h *host, d *datadriven.TestData) {
 			req.Span.End = []byte(e)
 		}
 	}
+	if k := word(d, "keys"); k != "" {
+		for _, k := range strings.Split(k, "+") {
+			req.Keys = append(req.Keys, []byte(k))
+		}
+	}
 	resp, err := h.r.TryRead(req)
 	if err != nil {
 		s.printf("%v\n", err)

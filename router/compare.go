@@ -9,10 +9,10 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// compares evaluates a list of compares in a snapshot; all must hold.
-func (r *Router) compares(ctx context.Context, v view, list []*pb.Compare) (bool, error) {
+// compares evaluates a list of compares in a snapshot, of which some keys are there; all must hold.
+func (r *Router) compares(ctx context.Context, v view, a ahead, list []*pb.Compare) (bool, error) {
 	for _, c := range list {
-		ok, err := r.compare(ctx, v, c)
+		ok, err := r.compare(ctx, v, a, c)
 		if !ok || err != nil {
 			return false, err
 		}
@@ -22,9 +22,14 @@ func (r *Router) compares(ctx context.Context, v view, list []*pb.Compare) (bool
 
 // compare evaluates one compare: every key of its range must satisfy it. Without keys, numbers
 // are compared as 0 and values never match, since protobuf cannot tell "no value" from "empty".
-func (r *Router) compare(ctx context.Context, v view, c *pb.Compare) (bool, error) {
-	sel := selection{keysOnly: c.Target != pb.Compare_VALUE && c.Target != pb.Compare_LEASE}
-	s := r.scan(v, sel, rangeSpan(c.Key, c.RangeEnd))
+func (r *Router) compare(ctx context.Context, v view, a ahead, c *pb.Compare) (bool, error) {
+	if kv, ok := a[string(c.Key)]; ok && len(c.RangeEnd) == 0 {
+		if kv == nil {
+			return matchesNothing(c), nil
+		}
+		return matches(c, kv), nil
+	}
+	s := r.scan(v, selection{keysOnly: bareCompare(c)}, rangeSpan(c.Key, c.RangeEnd))
 	found := false
 	for !s.done {
 		kvs, err := s.next(ctx, 0)
@@ -41,7 +46,17 @@ func (r *Router) compare(ctx context.Context, v view, c *pb.Compare) (bool, erro
 	if found {
 		return true, nil
 	}
-	return c.Target != pb.Compare_VALUE && matches(c, &mvccpb.KeyValue{}), nil
+	return matchesNothing(c), nil
+}
+
+// bareCompare says whether a compare needs neither value nor lease.
+func bareCompare(c *pb.Compare) bool {
+	return c.Target != pb.Compare_VALUE && c.Target != pb.Compare_LEASE
+}
+
+// matchesNothing compares where there is no key.
+func matchesNothing(c *pb.Compare) bool {
+	return c.Target != pb.Compare_VALUE && matches(c, &mvccpb.KeyValue{})
 }
 
 // matches compares one key. A union field that does not belong to the target counts as 0, an

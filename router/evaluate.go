@@ -21,6 +21,7 @@ type evaluation struct {
 	r *Router
 	p point
 
+	puts    ahead // what the keys that are put were before
 	resp    *pb.TxnResponse
 	effects []regionpb.Effect // in the order in which the transaction names them (R1)
 	own     map[string]*mvccpb.KeyValue
@@ -46,6 +47,11 @@ func (r *Router) evaluate(ctx context.Context, p point, req *pb.TxnRequest) (*ev
 	e := &evaluation{r: r, p: p, own: map[string]*mvccpb.KeyValue{}}
 	way, err := r.decide(ctx, p, req)
 	if err != nil {
+		return nil, err
+	}
+	var w wanted
+	w.puts(way)
+	if e.puts, err = r.readAhead(ctx, p.view(p.rev), w); err != nil {
 		return nil, err
 	}
 	if err := e.check(ctx, way); err != nil {
@@ -156,9 +162,13 @@ func (e *evaluation) show(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
 	return out
 }
 
-// get returns a key as the transaction sees it, nil when there is none.
+// get returns a key that is put as the transaction sees it, nil when there is none. Value and lease
+// are there if the put needs them.
 func (e *evaluation) get(ctx context.Context, key []byte) (*mvccpb.KeyValue, error) {
 	if kv, ok := e.own[string(key)]; ok {
+		return kv, nil
+	}
+	if kv, ok := e.puts[string(key)]; ok {
 		return kv, nil
 	}
 	s := e.r.scan(e.p.view(e.p.rev), selection{}, mvcc.Key(key))

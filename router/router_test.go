@@ -291,6 +291,52 @@ func (o aheadOracle) Mark() pdpb.Mark {
 	return m
 }
 
+// TestReadsAhead: what a transaction compares and puts costs a request or two of each region, however
+// many keys it names, and replies are bounded there as well.
+func TestReadsAhead(t *testing.T) {
+	for name, bytesMax := range map[string]int64{"whole replies": 0, "short replies": 40} {
+		t.Run(name, func(t *testing.T) {
+			s := routertest.New("b", "c")
+			s.ReplyBytesMax = bytesMax
+			r := router.New(s, s, fastOptions())
+			req := &pb.TxnRequest{}
+			for i := range 30 {
+				key := fmt.Sprintf("%c%02d", "abc"[i%3], i)
+				if i < 20 {
+					put(t, r, key, "old")
+				}
+				version := int64(0)
+				if i < 20 {
+					version = 1
+				}
+				req.Compare = append(req.Compare, &pb.Compare{Key: []byte(key), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{Version: version}})
+				if i == 4 {
+					req.Compare = append(req.Compare, &pb.Compare{Key: []byte(key), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{Value: []byte("old")}})
+				}
+				op := putOp(key, "new")
+				op.GetRequestPut().PrevKv = i == 7
+				req.Success = append(req.Success, op)
+			}
+			before, _ := s.Reads()
+			resp, err := r.Txn(t.Context(), req)
+			if err != nil || !resp.Succeeded {
+				t.Fatalf("%v %v", resp, err)
+			}
+			if after, _ := s.Reads(); bytesMax == 0 && after-before > 8 { // 3 regions twice, and two keys whole
+				t.Errorf("%d reads", after-before)
+			}
+			if prev := resp.Responses[7].GetResponsePut().PrevKv; string(prev.GetValue()) != "old" {
+				t.Errorf("prev_kv %v", prev)
+			}
+			for _, v := range s.Alive([]byte{0}, []byte{0}, mvcc.Revision(resp.Header.Revision)) {
+				if old := v.Key[1] < '2'; (v.Version == 2) != old || string(v.Value) != "new" {
+					t.Errorf("%s: %v", v.Key, v)
+				}
+			}
+		})
+	}
+}
+
 func putOp(key, value string) *pb.RequestOp {
 	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}}}
 }

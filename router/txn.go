@@ -166,7 +166,17 @@ type path struct {
 }
 
 func (r *Router) decide(ctx context.Context, p point, req *pb.TxnRequest) (*path, error) {
-	ok, err := r.compares(ctx, p.view(p.rev), req.Compare)
+	var w wanted
+	w.compares(req)
+	a, err := r.readAhead(ctx, p.view(p.rev), w)
+	if err != nil {
+		return nil, err
+	}
+	return r.follow(ctx, p, a, req)
+}
+
+func (r *Router) follow(ctx context.Context, p point, a ahead, req *pb.TxnRequest) (*path, error) {
+	ok, err := r.compares(ctx, p.view(p.rev), a, req.Compare)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +186,7 @@ func (r *Router) decide(ctx context.Context, p point, req *pb.TxnRequest) (*path
 	}
 	for _, op := range way.ops {
 		if o, is := op.Request.(*pb.RequestOp_RequestTxn); is {
-			n, err := r.decide(ctx, p, o.RequestTxn)
+			n, err := r.follow(ctx, p, a, o.RequestTxn)
 			if err != nil {
 				return nil, err
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -20,8 +21,8 @@ import (
 // always safe, because nobody was told that it is committed, and it is why a coordinator is told
 // "aborted" only of what is aborted for ever (A4).
 type txns struct {
-	open    []openTxn       // by attempt
-	decided []pdpb.Decision // oldest decision first
+	open    []openTxn // by attempt
+	decided decisions
 	// forgotten is the highest attempt that was dropped from decided.
 	forgotten pdpb.AttemptID
 
@@ -46,19 +47,48 @@ type lateTxn struct {
 	region  pdpb.RegionID
 }
 
-// decidedMax is how many decisions are remembered.
-const decidedMax = 4096
+// decidedMax is how many decisions are remembered. An attempt must be prepared before that many
+// younger ones are decided, else it is aborted and tried anew: a few seconds' worth, as long as an
+// attempt may wait for its locks.
+const decidedMax = 16384
 
 func openCompare(t openTxn, id pdpb.AttemptID) int { return cmp.Compare(t.attempt, id) }
 
-func (x *txns) decision(id pdpb.AttemptID) (pdpb.Decision, bool) {
-	// Backwards: who asks does so soon.
-	for i := len(x.decided) - 1; i >= 0; i-- {
-		if x.decided[i].Attempt == id {
-			return x.decided[i], true
-		}
+// decisions are the last ones, found by attempt.
+type decisions struct {
+	ring   []pdpb.Decision
+	oldest int // in ring, once it is full
+	at     map[pdpb.AttemptID]int
+}
+
+func (d *decisions) get(id pdpb.AttemptID) (pdpb.Decision, bool) {
+	if i, ok := d.at[id]; ok {
+		return d.ring[i], true
 	}
 	return pdpb.Decision{}, false
+}
+
+// add remembers one more, and returns the one that is forgotten for it when there are most already.
+func (d *decisions) add(x pdpb.Decision, most int) (forgotten pdpb.Decision, ok bool) {
+	if d.at == nil {
+		d.at = map[pdpb.AttemptID]int{}
+	}
+	if len(d.ring) < most {
+		d.at[x.Attempt] = len(d.ring)
+		d.ring = append(d.ring, x)
+		return forgotten, false
+	}
+	i := d.oldest
+	forgotten = d.ring[i]
+	delete(d.at, forgotten.Attempt)
+	d.ring[i], d.at[x.Attempt] = x, i
+	d.oldest = (i + 1) % len(d.ring)
+	return forgotten, true
+}
+
+// all are the decisions, oldest first.
+func (d *decisions) all() []pdpb.Decision {
+	return append(append(make([]pdpb.Decision, 0, len(d.ring)), d.ring[d.oldest:]...), d.ring[:d.oldest]...)
 }
 
 // enter takes the facts of the interval that a report moves a region over, each exactly once (P2),
@@ -76,7 +106,7 @@ func (c *Core) enter(g *regionOrder, r *pdpb.Report) {
 func (x *txns) prepare(region pdpb.RegionID, f *pdpb.Fact) {
 	i, ok := slices.BinarySearchFunc(x.open, f.Attempt, openCompare)
 	if !ok {
-		if _, decided := x.decision(f.Attempt); decided || f.Attempt <= x.forgotten {
+		if _, decided := x.decided.get(f.Attempt); decided || f.Attempt <= x.forgotten {
 			x.late = append(x.late, lateTxn{f.Attempt, region})
 			return
 		}
@@ -126,7 +156,7 @@ func (c *Core) decide(p *CutProposal, res *CutResult) {
 
 func (c *Core) abort(id pdpb.AttemptID, res *CutResult) (r EventResult) {
 	r.Mark = c.Mark()
-	if d, ok := c.txns.decision(id); ok {
+	if d, ok := c.txns.decided.get(id); ok {
 		r.Outcome = Aborted
 		if d.Commit {
 			r.Outcome, r.Rev = Committed, d.Rev
@@ -155,13 +185,9 @@ func (c *Core) settle(t *openTxn, d pdpb.Decision, res *CutResult) {
 	if c.Mutants.DecidedMax > 0 {
 		most = c.Mutants.DecidedMax
 	}
-	if n := len(x.decided) + 1 - most; n > 0 {
-		for _, old := range x.decided[:n] {
-			x.forgotten = max(x.forgotten, old.Attempt)
-		}
-		x.decided = x.decided[:copy(x.decided, x.decided[n:])]
+	if old, ok := x.decided.add(d, most); ok {
+		x.forgotten = max(x.forgotten, old.Attempt)
 	}
-	x.decided = append(x.decided, d)
 	res.Decided = append(res.Decided, d)
 	for _, region := range t.prepared {
 		c.tell(res, region, d)
@@ -240,7 +266,7 @@ func (c *Core) OpenTxns() int { return len(c.txns.open) }
 
 func (x *txns) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(x.forgotten))
-	b = pdpb.AppendDecisions(b, x.decided)
+	b = pdpb.AppendDecisions(b, x.decided.all())
 	b = binary.AppendUvarint(b, uint64(len(x.open)))
 	for i := range x.open {
 		t := &x.open[i]
@@ -257,7 +283,10 @@ func (x *txns) append(b []byte) []byte {
 }
 
 func readTxns(d *pdpb.Dec) txns {
-	x := txns{forgotten: pdpb.AttemptID(d.Uvarint()), decided: d.Decisions()}
+	x := txns{forgotten: pdpb.AttemptID(d.Uvarint())}
+	for _, dec := range d.Decisions() {
+		x.decided.add(dec, math.MaxInt)
+	}
 	last := pdpb.AttemptID(0)
 	for n := d.Len(4); n > 0 && d.Err() == nil; n-- {
 		t := openTxn{attempt: pdpb.AttemptID(d.Uvarint()), writes: d.Bool()}
@@ -280,9 +309,9 @@ func (x *txns) print(b *strings.Builder) {
 		t := &x.open[i]
 		fmt.Fprintf(b, "  t%d writes=%v %v of %v\n", t.attempt, t.writes, t.prepared, t.participants)
 	}
-	if len(x.decided) > 0 {
+	if list := x.decided.all(); len(list) > 0 {
 		fmt.Fprintf(b, "  decided")
-		for _, d := range x.decided {
+		for _, d := range list {
 			fmt.Fprintf(b, " %v", d)
 		}
 		fmt.Fprintf(b, " forgotten=t%d\n", x.forgotten)

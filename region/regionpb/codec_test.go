@@ -160,9 +160,12 @@ func TestRPCRoundTrip(t *testing.T) {
 
 	r := &ReadRequest{Region: 9, Epoch: 3, Cut: 12, Rev: 44, Span: mvcc.Span{Start: []byte("a"), End: []byte{}}, Limit: 3,
 		KeysOnly: true, WantCount: true, MinMod: 4, MaxCreate: 9, MaxBytes: 100}
-	gr, err := DecodeReadRequest(AppendReadRequest(nil, r))
-	if err != nil || !reflect.DeepEqual(gr, r) {
-		t.Fatalf("%+v came back as %+v, %v", r, gr, err)
+	keys := &ReadRequest{Region: 9, Span: mvcc.Span{Start: []byte("a"), End: []byte("d")}, Keys: [][]byte{[]byte("a"), []byte("bb")}}
+	for _, r := range []*ReadRequest{r, keys} {
+		gr, err := DecodeReadRequest(AppendReadRequest(nil, r))
+		if err != nil || !reflect.DeepEqual(gr, r) {
+			t.Fatalf("%+v came back as %+v, %v", r, gr, err)
+		}
 	}
 
 	rr := &ReadResponse{Count: 7, More: true, Resume: []byte("m"), Rev: 44, Now: 50, LimitHit: true, KVs: []*mvccpb.KeyValue{
@@ -227,6 +230,7 @@ func FuzzDecode(f *testing.F) {
 	p := Position{Descriptor: testDescriptor}
 	f.Add(p.Append(nil))
 	f.Add(AppendReadRequest(nil, &ReadRequest{Limit: 4, MinMod: 3}))
+	f.Add(AppendReadRequest(nil, &ReadRequest{Keys: [][]byte{[]byte("k")}}))
 	f.Add(AppendReadResponse(nil, &ReadResponse{KVs: []*mvccpb.KeyValue{{Key: []byte("k")}}}, nil))
 	f.Add(AppendReadResponse(nil, nil, &Error{Code: EpochMismatch, Descriptor: &testDescriptor}))
 	f.Fuzz(func(t *testing.T, data []byte) {

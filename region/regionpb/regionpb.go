@@ -93,6 +93,7 @@ const (
 	// Attempts over several regions, certainly not executed.
 	LockLost // the leader of the lock's term does not hold it any more (T1); not prepared
 	Aborted  // the attempt was aborted
+	TooLarge // its part here is larger than a region takes
 )
 
 // Error is an error of a region.
@@ -105,7 +106,7 @@ type Error struct {
 var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
 	"future revision", "not complete", "stopped",
-	"lock lost", "aborted"}
+	"lock lost", "aborted", "too large"}
 
 // String is the code in words.
 func (c Code) String() string {
@@ -144,6 +145,9 @@ type ReadRequest struct {
 	Cut  pdpb.Cut
 	Rev  mvcc.Revision
 	Span mvcc.Span
+	// Keys, when there are any, asks for these keys of Span only, ascending; filters, Limit and counts
+	// are not used with it.
+	Keys [][]byte
 	// Limit bounds the keys returned after the filters; 0 is no limit.
 	Limit     int64
 	KeysOnly  bool // neither value nor lease

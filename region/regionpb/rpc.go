@@ -110,6 +110,7 @@ const (
 	readCountOnly
 	readWantCount
 	readFilters
+	readKeys
 )
 
 // AppendReadRequest appends the encoding of r to b.
@@ -126,6 +127,7 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 	set(r.CountOnly, readCountOnly)
 	set(r.WantCount, readWantCount)
 	set(filters, readFilters)
+	set(len(r.Keys) > 0, readKeys)
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
@@ -139,10 +141,16 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 			b = binary.AppendUvarint(b, zig(int64(v)))
 		}
 	}
+	if len(r.Keys) > 0 {
+		b = binary.AppendUvarint(b, uint64(len(r.Keys)))
+		for _, k := range r.Keys {
+			b = appendBytes(b, k)
+		}
+	}
 	return b
 }
 
-// DecodeReadRequest reads what AppendReadRequest wrote; its span aliases data.
+// DecodeReadRequest reads what AppendReadRequest wrote; its span and keys alias data.
 func DecodeReadRequest(data []byte) (*ReadRequest, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "read request")
@@ -155,6 +163,12 @@ func DecodeReadRequest(data []byte) (*ReadRequest, error) {
 	if flags&readFilters != 0 {
 		for _, v := range [...]*mvcc.Revision{&r.MinMod, &r.MaxMod, &r.MinCreate, &r.MaxCreate} {
 			*v = mvcc.Revision(d.varint())
+		}
+	}
+	if flags&readKeys != 0 {
+		r.Keys = make([][]byte, d.count(1))
+		for i := range r.Keys {
+			r.Keys[i] = d.bytes()
 		}
 	}
 	if err := d.done(); err != nil {

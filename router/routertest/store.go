@@ -237,6 +237,11 @@ func (s *Store) Read(ctx context.Context, _ pdpb.Descriptor, req *regionpb.ReadR
 	}
 	resp := &regionpb.ReadResponse{Rev: rev, Now: s.rev}
 	list := s.alive(req.Span, rev)
+	if len(req.Keys) > 0 {
+		list = slices.DeleteFunc(list, func(v mvcc.Version) bool {
+			return !slices.ContainsFunc(req.Keys, func(k []byte) bool { return bytes.Equal(k, v.Key) })
+		})
+	}
 	if req.WantCount || req.CountOnly {
 		resp.Count = int64(len(list))
 	}

@@ -235,8 +235,8 @@ func (c *Coordinator) GiveUp(err error) []Action {
 
 // notExecuted is the result of an error after which the attempt can never commit.
 func (c *Coordinator) notExecuted(err error) Result {
-	if errors.Is(err, regionpb.ErrorOf(regionpb.TooManyRequests)) {
-		return Result{Outcome: Failed, Err: err} // repeating would add to it
+	if errors.Is(err, regionpb.ErrorOf(regionpb.TooManyRequests)) || errors.Is(err, regionpb.ErrorOf(regionpb.TooLarge)) {
+		return Result{Outcome: Failed, Err: err} // repeating would add to it, or end the same way
 	}
 	return Result{Outcome: Retry, Err: err}
 }

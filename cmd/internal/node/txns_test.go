@@ -7,8 +7,11 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/status"
 )
 
 func opPut(key, value string) *pb.RequestOp {
@@ -153,5 +156,38 @@ func checkSum(ctx context.Context, t *testing.T, n *testNode, rev int64) {
 	}
 	if sum != 100*len(accounts) {
 		t.Errorf("at revision %d (%d) the accounts hold %d: %v", rev, resp.Header.Revision, sum, resp.Kvs)
+	}
+}
+
+// TestTooLargeForARegion: a transaction whose part in one region is larger than a region takes has
+// etcd's error and no effect, and leaves nothing locked.
+func TestTooLargeForARegion(t *testing.T) {
+	c := newCluster(t, 1, splitAt("m"))
+	limits := lockLimits(100 * time.Millisecond)
+	limits.PrepareBytesMax = 2000
+	c.tune.limits = &limits
+	c.start(c.nodes...)
+	n := c.nodes[0]
+	for i := range 100 {
+		n.put(fmt.Sprintf("a key of some length %03d", i), "")
+	}
+	rev := n.put("z", "")
+	ctx := within(t)
+	_, err := n.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+	if want := status.Convert(rpctypes.ErrGRPCRequestTooLarge); status.Code(err) != want.Code() || status.Convert(err).Message() != want.Message() {
+		t.Errorf("deleting everything: %v", err)
+	}
+	began := time.Now()
+	if got := n.put("z", "1"); got != rev+1 {
+		t.Errorf("revision %d after %d", got, rev)
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("what the transaction had locked was free after %v", took)
+	}
+	// In parts it is no problem.
+	for _, end := range []string{"a key of some length 050", "\x00"} {
+		if _, err := n.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte(end)}); err != nil {
+			t.Errorf("deleting up to %q: %v", end, err)
+		}
 	}
 }
