@@ -269,15 +269,15 @@ func overRaft(t *testing.T, c *cluster) {
 		}
 	}
 	// C3, from every store.
-	rev, err := c.members[0].client.Compact(ctx, 5)
+	rev, err := c.members[0].client.Compact(ctx, 5, pdpb.CompactHash{})
 	if err != nil || rev != order.FirstRevision+writes {
 		t.Fatalf("compact: %d, %v", rev, err)
 	}
 	for _, m := range c.members {
-		if rev, err := m.client.Compact(ctx, 5); !errors.Is(err, order.ErrCompacted) || rev != order.FirstRevision+writes {
+		if rev, err := m.client.Compact(ctx, 5, pdpb.CompactHash{}); !errors.Is(err, order.ErrCompacted) || rev != order.FirstRevision+writes {
 			t.Fatalf("compact again: %d, %v", rev, err)
 		}
-		if rev, err := m.client.Compact(ctx, 1000); !errors.Is(err, order.ErrFutureRevision) || rev != order.FirstRevision+writes {
+		if rev, err := m.client.Compact(ctx, 1000, pdpb.CompactHash{}); !errors.Is(err, order.ErrFutureRevision) || rev != order.FirstRevision+writes {
 			t.Fatalf("compact the future: %d, %v", rev, err)
 		}
 		if p, err := m.client.ReadPoint(ctx); err != nil || p.Floor != 5 {

@@ -6,6 +6,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"braid/mvcc"
+	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
 
@@ -14,8 +15,12 @@ import (
 // has no time limit but the client's, and it comes before the refusal of a revision that is
 // compacted already. The response's header holds only the revision.
 func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	var hash pdpb.CompactHash
+	if req.Physical {
+		hash = r.hashBefore(ctx, req.Revision)
+	}
 	rctx, cancel := r.deadline(ctx)
-	rev, err := r.compact(rctx, req.Revision)
+	rev, err := r.compact(rctx, req.Revision, hash)
 	cancel()
 	refused := codeOf(err) == regionpb.Compacted
 	if err != nil && !refused {
@@ -32,10 +37,30 @@ func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.Co
 	return &pb.CompactionResponse{Header: &pb.ResponseHeader{Revision: int64(rev)}}, nil
 }
 
+// hashBefore hashes the store at the revision of a compaction that is to come. etcd does so in every
+// compaction, since it walks over everything; here it costs much more than the compaction, so only
+// whoever is ready to wait for a physical one pays for it. Without a hash HashKV at the revision
+// changes; that is no reason not to compact.
+func (r *Router) hashBefore(ctx context.Context, at int64) (hash pdpb.CompactHash) {
+	err := r.at(ctx, false, nil, func(ctx context.Context, p point) error {
+		rev := mvcc.Revision(at)
+		if rev <= 0 || rev <= p.floor || rev > p.rev {
+			return nil // refused, or nothing to hash
+		}
+		sum, err := r.hash(ctx, mvcc.HashSeed(), HashRequest{Cut: p.cut, At: rev, Floor: p.floor, Alive: true})
+		hash = pdpb.CompactHash{Rev: rev, Floor: p.floor, Hash: sum}
+		return err
+	})
+	if err != nil {
+		return pdpb.CompactHash{}
+	}
+	return hash
+}
+
 // compact asks the oracle until the answer is one, or may be the loss of one.
-func (r *Router) compact(ctx context.Context, at int64) (mvcc.Revision, error) {
+func (r *Router) compact(ctx context.Context, at int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
 	for b := r.backoff(); ; {
-		rev, err := r.oracle.Compact(ctx, at)
+		rev, err := r.oracle.Compact(ctx, at, hash)
 		if err == nil {
 			return rev, nil
 		}

@@ -19,6 +19,8 @@ import (
 type HashRequest struct {
 	Cut       pdpb.Cut // replicas must be complete through it
 	At, Floor mvcc.Revision
+	// Alive skips the peculiarity, as etcd does when it hashes in a compaction.
+	Alive bool
 }
 
 // HashStream yields records in order of (Rev, Sub). Next returns a block at a time, which is valid
@@ -37,12 +39,23 @@ type KVHash struct {
 }
 
 // HashKV hashes the store at a revision; 0 is the current one. Equal histories give equal hashes,
-// whatever the regions are. A negative revision hashes nothing, as in etcd.
+// whatever the regions are. A negative revision hashes nothing, as in etcd. At the revision of one of
+// the last physical compactions it is the hash of what there was before it, as in etcd.
 func (r *Router) HashKV(ctx context.Context, rev int64) (KVHash, error) {
 	// No deadline of its own: the work grows with the data.
 	var h KVHash
 	err := r.at(ctx, false, nil, func(ctx context.Context, p point) error {
 		h = KVHash{At: mvcc.Revision(rev), Floor: p.floor, Revision: p.rev}
+		if rev > 0 && rev <= int64(p.floor) {
+			known, err := r.compactHash(ctx, h.At)
+			if err != nil {
+				return err
+			}
+			if known.Rev != 0 {
+				h.Hash, h.Floor = known.Hash, known.Floor
+				return nil
+			}
+		}
 		switch {
 		case rev > int64(p.rev):
 			return future()
@@ -64,6 +77,19 @@ func (r *Router) HashKV(ctx context.Context, rev int64) (KVHash, error) {
 		return KVHash{}, settle(ctx, err)
 	}
 	return h, nil
+}
+
+// compactHash asks the oracle until it answers.
+func (r *Router) compactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error) {
+	for b := r.backoff(); ; {
+		h, err := r.oracle.CompactHash(ctx, rev)
+		if err == nil || !readAgain(err) {
+			return h, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return h, werr
+		}
+	}
 }
 
 // hash repeats what fails for reasons that pass, a few times: each attempt costs a walk over

@@ -10,9 +10,7 @@ import (
 	"braid/router/routertest"
 )
 
-// TestHashIsEtcds compares with what etcd 3.7.3's storage computes for the same history. (After a
-// compaction, etcd answers for its revision with the hash it remembers from before; that is not
-// done here.)
+// TestHashIsEtcds compares with what etcd 3.7.3's storage computes for the same history.
 func TestHashIsEtcds(t *testing.T) {
 	type want struct {
 		rev   int64
@@ -50,5 +48,36 @@ func TestHashIsEtcds(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect(want{0, 0x8ee48ae8, 10, 7, 10}, want{8, 0xbe4b2d22, 8, 7, 10}, want{9, 0xdc6fd0e2, 9, 7, 10})
+	}
+}
+
+// TestHashOutlivesCompaction: at the revision of a physical compaction the hash stays what it was,
+// with the floor of then, also when later compactions pass it by. The values are etcd's.
+func TestHashOutlivesCompaction(t *testing.T) {
+	for _, splits := range [][]string{nil, {"k1", "k3", "l"}} {
+		s := routertest.New(splits...)
+		r := router.New(s, s, router.Options{})
+		for i := range 6 {
+			put(t, r, fmt.Sprintf("k%d", i%4), fmt.Sprintf("v%d", i))
+		}
+		before := func(rev int64) router.KVHash {
+			h, err := r.HashKV(t.Context(), rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return h
+		}
+		at5, at6 := before(5), before(6)
+		for _, c := range []*pb.CompactionRequest{{Revision: 5, Physical: true}, {Revision: 6}} {
+			if _, err := r.Compact(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if h := before(5); h != at5 {
+			t.Errorf("%+v after the compaction, %+v before", h, at5)
+		}
+		if h := before(6); h.Hash == at6.Hash || h.Floor != 6 {
+			t.Errorf("a compaction that nobody hashed before has %+v", h)
+		}
 	}
 }

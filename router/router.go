@@ -64,8 +64,11 @@ type Oracle interface {
 	// mark.
 	WaitRevision(ctx context.Context, rev mvcc.Revision) error
 	// Compact decides a compaction at its place among the cuts (C3) and returns the revision of
-	// the store there. Its refusals are *regionpb.Error with Compacted or FutureRevision.
-	Compact(ctx context.Context, rev int64) (mvcc.Revision, error)
+	// the store there. Its refusals are *regionpb.Error with Compacted or FutureRevision. A hash
+	// whose Rev is not 0 is remembered, if its floor is still that of the store.
+	Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error)
+	// CompactHash returns the hash that is remembered of a compaction; its Rev is 0 when none is.
+	CompactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error)
 	// Attempt returns the id of a new attempt of a transaction over several regions. Ids rise over
 	// time (T5); fresh asks for one that is newer than all that this node took before.
 	Attempt(ctx context.Context, fresh bool) (pdpb.AttemptID, error)

@@ -372,9 +372,20 @@ func (c *Client) propose(e Event, done func(EventResult, error)) (token uint64) 
 // Compact moves the logical compaction floor (C3) and returns the revision of the store at that
 // point, for the response's header. Errors: ErrCompacted, ErrFutureRevision (both with the
 // revision), ErrUnknown, ErrNoLeader, ErrTimeout.
-func (c *Client) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
-	r, err := c.Propose(ctx, Event{Kind: EventCompact, Rev: mvcc.Revision(rev)})
+//
+// What the store hashes to at the revision may come along, to be remembered; a zero hash is none.
+func (c *Client) Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
+	r, err := c.Propose(ctx, Event{Kind: EventCompact, Rev: mvcc.Revision(rev), Hash: hash})
 	return r.Mark.Rev, err
+}
+
+// CompactHash returns the hash that came with a compaction at rev, or a zero one.
+func (c *Client) CompactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error) {
+	r, err := c.Propose(ctx, Event{Kind: EventCompactHash, Rev: rev})
+	if errors.Is(err, ErrForgotten) {
+		err = nil
+	}
+	return r.Hash, err
 }
 
 // RaiseFence voids what is evaluated under the present fence and ordered after this (F1).

@@ -25,6 +25,7 @@ type Core struct {
 	hint    int           // where the last region was found: cuts ask in ascending order
 	held    int           // retained items, all regions
 	txns    txns          // attempts over several regions
+	hashes  hashes        // of the last compactions
 
 	// Mutants is a test hook; it must not change while cuts are applied.
 	Mutants Mutants
@@ -333,7 +334,13 @@ func (c *Core) event(e *Event) (r EventResult) {
 		case e.Rev > c.rev:
 			r.Outcome = Future
 		default:
+			c.hashes.remember(e.Hash, c.floor)
 			c.floor = e.Rev
+		}
+	case EventCompactHash:
+		var known bool
+		if r.Hash, known = c.hashes.find(e.Rev); !known {
+			r.Outcome = Forgotten
 		}
 	case EventRaiseFence:
 		c.fence++

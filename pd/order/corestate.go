@@ -7,7 +7,7 @@ import (
 	"braid/pd/pdpb"
 )
 
-const coreVersion = 2
+const coreVersion = 3
 
 // AppendState appends the encoding of the whole state, the same bytes for equal states.
 func (c *Core) AppendState(b []byte) []byte {
@@ -30,7 +30,7 @@ func (c *Core) AppendState(b []byte) []byte {
 			b = g.items[i].Append(b)
 		}
 	}
-	return c.txns.append(b)
+	return c.hashes.append(c.txns.append(b))
 }
 
 // ReadCore reads a state at d's place.
@@ -64,6 +64,7 @@ func ReadCore(d *pdpb.Dec) *Core {
 		c.held += m
 	}
 	c.txns = readTxns(d)
+	c.hashes = readHashes(d)
 	return c
 }
 

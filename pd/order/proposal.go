@@ -24,17 +24,23 @@ const (
 	// EventAbort aborts the attempt unless it is decided, and tells what it came to. Aborts take
 	// effect before attempts complete in the same cut (P3, T3).
 	EventAbort
+	// EventCompactHash asks for the hash that came with a compaction at Rev.
+	EventCompactHash
+	// eventCompactHashed is EventCompact with a hash, on the wire.
+	eventCompactHashed
 )
 
 // Event is one of pd's own decisions. Events are placed after the entries of their cut (P3), in
 // the order of the list.
 type Event struct {
 	Kind  EventKind
-	Rev   mvcc.Revision // EventCompact
+	Rev   mvcc.Revision // EventCompact, EventCompactHash
 	N     uint64        // EventAllocIDs: how many, 1..AllocIDsMax
 	Store pdpb.Store    // EventRegisterStore
 	// Attempt is what an EventAbort is about.
 	Attempt pdpb.AttemptID
+	// Hash may come with an EventCompact: what the store hashes to at Rev.
+	Hash pdpb.CompactHash
 }
 
 // AllocIDsMax bounds one EventAllocIDs.
@@ -44,6 +50,9 @@ const AllocIDsMax = 1 << 20
 func (e *Event) String() string {
 	switch e.Kind {
 	case EventCompact:
+		if e.Hash.Rev != 0 {
+			return fmt.Sprintf("compact %d hash %08x above %d", e.Rev, e.Hash.Hash, e.Hash.Floor)
+		}
 		return fmt.Sprintf("compact %d", e.Rev)
 	case EventRaiseFence:
 		return "raise-fence"
@@ -53,6 +62,8 @@ func (e *Event) String() string {
 		return "register-store " + e.Store.String()
 	case EventAbort:
 		return fmt.Sprintf("abort t%d", e.Attempt)
+	case EventCompactHash:
+		return fmt.Sprintf("compact-hash %d", e.Rev)
 	}
 	return fmt.Sprintf("event(%d)", e.Kind)
 }
@@ -69,7 +80,7 @@ const (
 	// Refused: pd's state forbids it.
 	Refused
 	// Aborted, Committed and Forgotten answer an EventAbort. Forgotten says that the attempt was
-	// decided too long ago, so that nobody knows how.
+	// decided too long ago, so that nobody knows how; or, to an EventCompactHash, that there is none.
 	Aborted
 	Committed
 	Forgotten
@@ -82,6 +93,8 @@ type EventResult struct {
 	FirstID uint64    // EventAllocIDs
 	// Rev is the revision of an attempt that is Committed.
 	Rev mvcc.Revision
+	// Hash answers an EventCompactHash.
+	Hash pdpb.CompactHash
 }
 
 // Err is the error a caller sees; nil when done, or committed.
@@ -172,9 +185,12 @@ func ReadProposal(d *pdpb.Dec) *CutProposal {
 }
 
 func (e *Event) append(b []byte) []byte {
+	if e.Kind == EventCompact && e.Hash.Rev != 0 {
+		return e.Hash.Append(append(b, byte(eventCompactHashed)))
+	}
 	b = append(b, byte(e.Kind))
 	switch e.Kind {
-	case EventCompact:
+	case EventCompact, EventCompactHash:
 		b = binary.AppendVarint(b, int64(e.Rev))
 	case EventAllocIDs:
 		b = binary.AppendUvarint(b, e.N)
@@ -189,8 +205,13 @@ func (e *Event) append(b []byte) []byte {
 func readEvent(d *pdpb.Dec) (e Event) {
 	e.Kind = EventKind(d.Byte())
 	switch e.Kind {
-	case EventCompact:
+	case EventCompact, EventCompactHash:
 		e.Rev = mvcc.Revision(d.Varint())
+	case eventCompactHashed:
+		e.Kind, e.Hash = EventCompact, d.CompactHash()
+		if e.Rev = e.Hash.Rev; e.Rev == 0 {
+			d.Fail("a hash of nothing")
+		}
 	case EventRaiseFence:
 	case EventAllocIDs:
 		e.N = d.Uvarint()

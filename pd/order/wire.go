@@ -260,6 +260,7 @@ func AppendReply(b []byte, m Method, r *Reply) []byte {
 		b = r.Result.Mark.Append(b)
 		b = binary.AppendUvarint(b, r.Result.FirstID)
 		b = binary.AppendUvarint(b, uint64(r.Result.Rev))
+		b = r.Result.Hash.Append(b)
 	case MethodDirectory:
 		b = r.Directory.append(b)
 	}
@@ -297,7 +298,7 @@ func DecodeReply(m Method, b []byte) (*Reply, error) {
 	case m == MethodReadPoint:
 		r.ReadPoint = d.ReadPoint()
 	case m == MethodPropose:
-		r.Result = EventResult{Outcome: Outcome(d.Byte()), Mark: d.Mark(), FirstID: d.Uvarint(), Rev: mvcc.Revision(d.Uvarint())}
+		r.Result = EventResult{Outcome: Outcome(d.Byte()), Mark: d.Mark(), FirstID: d.Uvarint(), Rev: mvcc.Revision(d.Uvarint()), Hash: d.CompactHash()}
 	case m == MethodDirectory:
 		r.Directory = readDirectory(d)
 	}

@@ -452,3 +452,21 @@ func (d *Dec) uint32() uint32 {
 	}
 	return uint32(v)
 }
+
+// Append appends the encoding, which has no version of its own.
+func (h *CompactHash) Append(b []byte) []byte {
+	b = binary.AppendVarint(b, int64(h.Rev))
+	b = binary.AppendVarint(b, int64(h.Floor))
+	return binary.AppendUvarint(b, uint64(h.Hash))
+}
+
+// CompactHash reads one.
+func (d *Dec) CompactHash() CompactHash {
+	h := CompactHash{Rev: mvcc.Revision(d.Varint()), Floor: mvcc.Revision(d.Varint())}
+	hash := d.Uvarint()
+	if hash > 1<<32-1 {
+		d.Fail("hash %d", hash)
+	}
+	h.Hash = uint32(hash)
+	return h
+}

@@ -122,6 +122,13 @@ type Mark struct {
 	Fence Fence
 }
 
+// CompactHash is what the store hashed to at Rev, the revision of a compaction, when its floor was
+// still Floor. Rev 0 means none.
+type CompactHash struct {
+	Rev, Floor mvcc.Revision
+	Hash       uint32
+}
+
 // ReadPoint is a confirmed position of the whole store: a read at Rev on a replica that is
 // complete through Cut is linearizable (S1).
 type ReadPoint struct {

@@ -38,6 +38,7 @@ type Store struct {
 	history  map[string][]mvcc.Version // oldest first
 	rev      mvcc.Revision
 	floor    mvcc.Revision
+	hashes   map[mvcc.Revision]pdpb.CompactHash
 	cut      pdpb.Cut
 	reads    int
 	largest  int64 // bytes of the largest reply
@@ -47,7 +48,7 @@ type Store struct {
 
 // New returns an empty store of len(splits)+1 regions, divided at the given keys.
 func New(splits ...string) *Store {
-	s := &Store{history: make(map[string][]mvcc.Version), rev: 1, floor: -1, cut: 1, version: 1}
+	s := &Store{history: make(map[string][]mvcc.Version), hashes: make(map[mvcc.Revision]pdpb.CompactHash), rev: 1, floor: -1, cut: 1, version: 1}
 	s.cross.init(&s.mu)
 	slices.Sort(splits)
 	var start []byte
@@ -133,8 +134,18 @@ func (s *Store) Mark() pdpb.Mark {
 // WaitRevision implements router.Oracle; the mark is always the newest one.
 func (s *Store) WaitRevision(context.Context, mvcc.Revision) error { return nil }
 
+// CompactHash implements router.Oracle.
+func (s *Store) CompactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error) {
+	if err := s.fail(ctx, "compacthash"); err != nil {
+		return pdpb.CompactHash{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hashes[rev], nil
+}
+
 // Compact implements router.Oracle.
-func (s *Store) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
+func (s *Store) Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
 	if err := s.fail(ctx, "compact"); err != nil {
 		return 0, err
 	}
@@ -146,6 +157,9 @@ func (s *Store) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
 	case at > s.rev:
 		return 0, regionpb.ErrorOf(regionpb.FutureRevision)
 	default:
+		if hash.Rev == at && hash.Floor == s.floor {
+			s.hashes[at] = hash
+		}
 		s.floor = at
 		s.cut++
 		return s.rev, nil
@@ -303,7 +317,7 @@ func (s *Store) Hash(ctx context.Context, regions []pdpb.Descriptor, req router.
 func (s *Store) hash(span mvcc.Span, req router.HashRequest) ([]router.HashRecord, error) {
 	var list []mvcc.Version
 	kept := req.At
-	if len(s.alive(mvcc.Span{}, req.At)) == 0 {
+	if !req.Alive && len(s.alive(mvcc.Span{}, req.At)) == 0 {
 		kept = req.Floor // etcd then hashes whatever the compaction left
 	}
 	for key, versions := range s.history {

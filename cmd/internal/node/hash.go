@@ -45,7 +45,10 @@ func (s *stores) Hash(ctx context.Context, list []pdpb.Descriptor, req router.Ha
 	}
 	streams := []router.HashStream{local}
 	// Versions that etcd would have collected count only in a store without a living key.
-	alive, err := local.anyAlive()
+	alive := req.Alive
+	if !alive {
+		alive, err = local.anyAlive()
+	}
 	for i := 0; i < len(remote) && err == nil && !alive; i++ {
 		alive, err = remote[i].anyAlive(ctx)
 	}

@@ -136,9 +136,14 @@ func (o *multiOracle) WaitRevision(ctx context.Context, rev mvcc.Revision) error
 	return orderError(o.client.WaitRevision(ctx, rev))
 }
 
-func (o *multiOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
-	at, err := o.client.Compact(ctx, rev)
+func (o *multiOracle) Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
+	at, err := o.client.Compact(ctx, rev, hash)
 	return at, orderError(err)
+}
+
+func (o *multiOracle) CompactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error) {
+	h, err := o.client.CompactHash(ctx, rev)
+	return h, orderError(err)
 }
 
 func (o *multiOracle) RegisterStore(ctx context.Context, s pdpb.Store) error {

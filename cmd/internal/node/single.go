@@ -211,12 +211,18 @@ func (o *singleOracle) Held() int { return 0 }
 func (o *singleOracle) Tick(time.Duration) {}
 
 // Compact implements router.Oracle.
-func (o *singleOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
-	res, err := o.propose(ctx, order.Event{Kind: order.EventCompact, Rev: mvcc.Revision(rev)})
+func (o *singleOracle) Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
+	res, err := o.propose(ctx, order.Event{Kind: order.EventCompact, Rev: mvcc.Revision(rev), Hash: hash})
 	if err == nil {
 		err = orderError(res.Err())
 	}
 	return res.Mark.Rev, err
+}
+
+// CompactHash implements router.Oracle.
+func (o *singleOracle) CompactHash(ctx context.Context, rev mvcc.Revision) (pdpb.CompactHash, error) {
+	res, err := o.propose(ctx, order.Event{Kind: order.EventCompactHash, Rev: rev})
+	return res.Hash, err
 }
 
 // RegisterStore implements oracle. Repeating it is harmless, so it is tried until ctx ends.

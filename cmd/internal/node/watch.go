@@ -64,8 +64,8 @@ type watchedOracle struct {
 }
 
 // Compact implements router.Oracle.
-func (o watchedOracle) Compact(ctx context.Context, rev int64) (mvcc.Revision, error) {
-	at, err := o.Oracle.Compact(ctx, rev)
+func (o watchedOracle) Compact(ctx context.Context, rev int64, hash pdpb.CompactHash) (mvcc.Revision, error) {
+	at, err := o.Oracle.Compact(ctx, rev, hash)
 	if err == nil {
 		o.hub.Compacted(mvcc.Revision(rev))
 	}
