@@ -52,6 +52,12 @@ func (s *Stream) catchUp(ctx context.Context) error {
 	}
 	h.mu.Unlock()
 
+	if s.tired > 0 && h.o.Rest != nil {
+		if err := h.o.Rest(ctx, s.tired); err != nil {
+			return err
+		}
+	}
+	began := h.o.Now()
 	end = min(to, from+mvcc.Revision(h.o.ScanRevisions)-1)
 	err := h.o.History.Events(ctx, from, end, c.hull, func(v *mvcc.Version) error {
 		if !c.add(v, func() *mvccpb.Event { return toProto(cloneVersion(v)) }) {
@@ -77,6 +83,9 @@ func (s *Stream) catchUp(ctx context.Context) error {
 	// The floor is looked at again after the read: it rises before the first removal (C1).
 	s.endCompacted(g)
 	s.finish(c, g, end)
+	if s.tired = 0; g.frontier > to { // somebody writes
+		s.tired = h.o.Now().Sub(began)
+	}
 	return nil
 }
 

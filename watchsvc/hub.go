@@ -65,14 +65,22 @@ type Options struct {
 	// whose event finds its queue full falls behind.
 	QueueMax, QueueBytesMax int
 	// BatchRevisions bounds the distinct revisions of one response to a watcher that is behind
-	// (1000, as in etcd), BatchBytes its size where it holds more than one revision (2 MiB).
+	// (1000, as in etcd), BatchBytes its size where it holds more than one revision (256 KiB): a
+	// client must be able to receive it with previous values beside, and it is what the transport
+	// holds for a client that does not read.
 	BatchRevisions, BatchBytes int
-	// ScanRevisions and ScanBytes bound one look at the history (10,000 and 8 MiB).
+	// ScanRevisions and ScanBytes bound one look at the history (10,000 and 1 MiB): what it finds
+	// waits in memory until the client takes it.
 	ScanRevisions, ScanBytes int
 	// WatchersMax bounds the watchers of the store (1,000,000); more are refused.
 	WatchersMax int
 	// ProgressWait is how long a progress request waits for quiet regions to be heard of (80 ms).
 	ProgressWait time.Duration
+	// Rest lets time pass on the goroutine that serves a stream, between two looks at the history
+	// while others write: as long as the last look took, or less. A watcher that is far behind
+	// would else read as fast as a core can, for as long as it takes, and the writers wait for
+	// that core. New does not rest unless told how.
+	Rest func(ctx context.Context, took time.Duration) error
 	// Now is the clock (time.Now).
 	Now func() time.Time
 	// Mutants drops rules, for tests that show that their loss is noticed.
@@ -96,9 +104,9 @@ func (o Options) withDefaults() Options {
 	def(&o.QueueMax, 128)
 	def(&o.QueueBytesMax, 8<<20)
 	def(&o.BatchRevisions, 1000)
-	def(&o.BatchBytes, 2<<20)
+	def(&o.BatchBytes, 256<<10)
 	def(&o.ScanRevisions, 10_000)
-	def(&o.ScanBytes, 8<<20)
+	def(&o.ScanBytes, 1<<20)
 	def(&o.WatchersMax, 1_000_000)
 	if o.ProgressWait <= 0 {
 		o.ProgressWait = 80 * time.Millisecond
@@ -177,9 +185,26 @@ var ErrClosed = errors.New("watchsvc: closed")
 
 // NewHub starts a hub with a goroutine of its own; Close must be called in the end.
 func NewHub(o Options) *Hub {
+	if o.Rest == nil {
+		o.Rest = rest
+	}
 	h := New(o)
 	h.wg.Go(h.run)
 	return h
+}
+
+// restMax bounds a pause: looks are short, but the engine may have made one wait.
+const restMax = 20 * time.Millisecond
+
+func rest(ctx context.Context, took time.Duration) error {
+	timer := time.NewTimer(min(took, restMax))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // New returns a hub that does nothing unless its owner calls Turn.

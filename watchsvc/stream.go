@@ -105,6 +105,8 @@ type Stream struct {
 
 	behind atomic.Int32 // len(late)
 	taken  int          // responses since the last look at the history; of Next's goroutine
+	// tired is how long the last look took, if others wrote meanwhile; of Next's goroutine.
+	tired time.Duration
 
 	mu     sync.Mutex // guards below
 	queue  []Response
