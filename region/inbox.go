@@ -20,11 +20,9 @@ func (r *Replica) Write(w *Write) {
 		refuse = ErrStopped
 	case !r.mu.leading:
 		refuse = &regionpb.Error{Code: regionpb.NotLeader, Leader: r.mu.leader}
-	case r.mu.queueCount >= r.lim.QueueCountMax || r.mu.queueBytes+w.size > r.lim.QueueBytesMax && r.mu.queueCount > 0:
+	case !r.mu.admit(&r.lim, w.size):
 		refuse = regionpb.ErrorOf(regionpb.TooManyRequests)
 	default:
-		r.mu.queueCount++
-		r.mu.queueBytes += w.size
 		r.mu.inbox = append(r.mu.inbox, w)
 	}
 	first := len(r.mu.inbox) == 1
@@ -34,6 +32,16 @@ func (r *Replica) Write(w *Write) {
 	} else if first {
 		r.cfg.Wake() // the owner takes the whole inbox at once
 	}
+}
+
+// admit counts a request into the queue; false when there is no room. One alone always has.
+func (s *shared) admit(l *Limits, size int) bool {
+	if s.queueCount >= l.QueueCountMax || s.queueBytes+size > l.QueueBytesMax && s.queueCount > 0 {
+		return false
+	}
+	s.queueCount++
+	s.queueBytes += size
+	return true
 }
 
 // AwaitCut returns when this replica is complete through cut: everything of the region that was

@@ -296,7 +296,10 @@ func (r *Replica) refuseQueue(err *regionpb.Error) {
 	for _, w := range queue {
 		sizes += w.size
 	}
-	r.leftQueue(len(queue), sizes)
+	for _, m := range metas {
+		sizes += m.size()
+	}
+	r.leftQueue(len(queue)+len(metas), sizes)
 	for _, w := range queue {
 		w.Reply(nil, err)
 	}

@@ -67,7 +67,7 @@ type shared struct {
 	inbox      []*Write
 	metas      []*metaWrite
 	txns       []txnRequest
-	queueCount int // in inbox and queue
+	queueCount int // in inbox and queue, and commands of the placement machine
 	queueBytes int
 	items      []pdpb.Item
 	ticks      int

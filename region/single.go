@@ -55,6 +55,9 @@ type metaWrite struct {
 	done    func(error)
 }
 
+// size is what a command counts for in the queue.
+func (m *metaWrite) size() int { return 64 + len(m.payload) }
+
 // ProposeMeta puts a command of the placement machine into the log. done is called once, after
 // MetaMachine.ApplyMeta and once its effects are visible, or with a *regionpb.Error. Any
 // goroutine. The queue is bounded together with that of writes.
@@ -67,7 +70,7 @@ func (r *Replica) ProposeMeta(payload []byte, done func(error)) {
 		refuse = ErrStopped
 	case !r.mu.leading:
 		refuse = &regionpb.Error{Code: regionpb.NotLeader, Leader: r.mu.leader}
-	case len(r.mu.metas) >= r.lim.QueueCountMax:
+	case !r.mu.admit(&r.lim, m.size()):
 		refuse = regionpb.ErrorOf(regionpb.TooManyRequests)
 	default:
 		r.mu.metas = append(r.mu.metas, m)
@@ -90,7 +93,9 @@ func (r *Replica) proposeMeta(h raftstore.Handle) bool {
 		}
 		return false
 	}
-	r.metas = append(r.metas[:0], r.metas[1:]...)
+	r.metas[0] = nil
+	r.metas = r.metas[1:]
+	r.leftQueue(1, m.size())
 	r.inflight.push(&proposal{index: index, term: term, meta: m, bytes: len(m.payload) + 64})
 	return true
 }

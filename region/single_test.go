@@ -125,6 +125,49 @@ func TestSingleGroup(t *testing.T) {
 	}
 }
 
+// TestMetaCommandsAreBounded: commands of the placement machine that cannot be proposed fill the
+// queue they share with writes, wherever in it they are; more are refused, and room comes back.
+func TestMetaCommandsAreBounded(t *testing.T) {
+	o := &ownOrder{}
+	const max = 4
+	h := newHost(1, testDesc, func(c *Config) {
+		c.Orderer, c.Meta = o, o
+		c.Limits.QueueCountMax = max
+	})
+	h.lead(6)
+	h.commit(11)
+	h.log.dropAll = true
+	var fates []error
+	propose := func() {
+		h.r.ProposeMeta([]byte("event"), func(err error) { fates = append(fates, err) })
+		h.work() // takes it from the inbox each time
+	}
+	for range max {
+		propose()
+	}
+	if len(fates) != 0 {
+		t.Fatalf("%v before the queue was full", fates)
+	}
+	propose()
+	h.r.Write(&Write{Txn: putTxn("k", "1"), Reply: reply(&fates)})
+	if len(fates) != 2 || !errors.Is(fates[0], regionpb.ErrorOf(regionpb.TooManyRequests)) || !errors.Is(fates[1], regionpb.ErrorOf(regionpb.TooManyRequests)) {
+		t.Fatalf("%v with a full queue", fates)
+	}
+	h.log.dropAll = false
+	h.work()
+	h.commit(h.log.LastIndex())
+	if len(fates) != 2+max || errors.Join(fates[2:]...) != nil {
+		t.Fatalf("%v", fates)
+	}
+	for range max - 1 {
+		propose()
+	}
+	h.follow(7, 2) // refuses what waits
+	if n := h.r.Stats().Queued; n != 0 {
+		t.Fatalf("%d count as queued when nothing is", n)
+	}
+}
+
 // TestReadPoint: the read point of a single-group store waits for raft's confirmation and for
 // the confirmed index to be applied; whoever comes meanwhile takes the next question.
 func TestReadPoint(t *testing.T) {

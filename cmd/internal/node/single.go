@@ -317,7 +317,11 @@ func (o *singleOracle) serveMeta(_ context.Context, _ raftid.StoreID, payload []
 		if err != nil {
 			r.Err = order.ErrUnknown
 			var re *regionpb.Error
-			if errors.As(err, &re) && re.NotExecuted() {
+			switch {
+			case !errors.As(err, &re) || !re.NotExecuted():
+			case re.Code == regionpb.TooManyRequests:
+				r.Err = order.ErrOverloaded
+			default:
 				r.Err = &order.NotLeaderError{Leader: re.Leader}
 			}
 		}
