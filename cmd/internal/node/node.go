@@ -9,7 +9,8 @@
 // The life of a node: the data directory is checked, the log and the engine recover, the groups
 // that were here start again; the peer listener opens; once the cluster's directory is known the
 // replicas that belong here and are missing are created; the node registers itself, and that
-// answer (given by a quorum of pd) is when the gateway begins to serve.
+// answer (given by a quorum of pd) is when the gateway begins to serve, once the leaders of the
+// regions here are known. A node that stops hands over what it leads before anything else.
 package node
 
 import (
@@ -206,7 +207,12 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.join(ctx); err != nil {
 		return err
 	}
-	return n.serveClients(clients, pages)
+	n.awaitLeaders(ctx)
+	if err := n.serveClients(clients, pages); err != nil {
+		return err
+	}
+	n.onClose(func(ctx context.Context) error { n.handOver(ctx); return nil }) // last, so first
+	return nil
 }
 
 // openStorage recovers the log and the state engine.
@@ -343,7 +349,12 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 		return err
 	}
 	n.gateway = gw
-	n.onClose(func(ctx context.Context) error { gw.Stop(ctx); return nil })
+	n.onClose(func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, drainMax)
+		defer cancel()
+		gw.Stop(ctx)
+		return nil
+	})
 	for _, l := range clients {
 		n.wg.Go(func() {
 			if err := gw.Serve(l.Listener, l.tls); err != nil && n.ctx.Err() == nil {
