@@ -17,6 +17,22 @@ import (
 	"braid/region"
 )
 
+// TestStartsAreCounted: each start on a directory has a number of its own, also the one after a
+// first start that was cut short before its identity was in place.
+func TestStartsAreCounted(t *testing.T) {
+	dir := t.TempDir()
+	id := identity{ClusterID: 1, StoreID: 2, Name: "n", Mode: "m"}
+	if err := os.WriteFile(filepath.Join(dir, "identity.json.tmp"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want := uint64(1); want <= 3; want++ {
+		starts, fresh, err := openIdentity(dir, id)
+		if err != nil || starts != want || fresh != (want == 1) {
+			t.Fatalf("start %d: number %d, fresh %v, %v", want, starts, fresh, err)
+		}
+	}
+}
+
 // TestRefusedDirectories starts on directories that are not this node's, and says what to do.
 func TestRefusedDirectories(t *testing.T) {
 	write := func(dir, name, content string) {

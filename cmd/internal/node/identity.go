@@ -23,44 +23,48 @@ type identity struct {
 	Name      string         `json:"name"`
 	// Mode is how the store numbers its entries; it cannot be changed by a flag (A16).
 	Mode string `json:"mode"`
+	// Starts counts the starts on this directory, this one included. It tells one life of the store
+	// from another, whatever the clock says.
+	Starts uint64 `json:"starts"`
 }
 
 // openIdentity creates the data directory with the given identity, or checks that an existing one
-// has it. An error says what to do about it.
-func openIdentity(dir string, want identity) (fresh bool, err error) {
+// has it, and counts the start. An error says what to do about it.
+func openIdentity(dir string, want identity) (starts uint64, fresh bool, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return false, fmt.Errorf("cannot create data directory: %w", err)
+		return 0, false, fmt.Errorf("cannot create data directory: %w", err)
 	}
 	if err := checkWritable(dir); err != nil {
-		return false, err
+		return 0, false, err
 	}
 	path := filepath.Join(dir, "identity.json")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := refuseForeign(dir); err != nil {
-			return false, err
+			return 0, false, err
 		}
-		want.Format = identityFormat
-		return true, writeIdentity(dir, path, want)
+		want.Format, want.Starts = identityFormat, 1
+		return want.Starts, true, writeIdentity(dir, path, want)
 	}
 	if err != nil {
-		return false, fmt.Errorf("cannot read %s: %w", path, err)
+		return 0, false, fmt.Errorf("cannot read %s: %w", path, err)
 	}
 	var have identity
 	if err := json.Unmarshal(data, &have); err != nil {
-		return false, fmt.Errorf("%s is damaged (%w): restore it from a backup, or move the data directory away to start afresh", path, err)
+		return 0, false, fmt.Errorf("%s is damaged (%w): restore it from a backup, or move the data directory away to start afresh", path, err)
 	}
 	switch {
 	case have.Format != identityFormat:
-		return false, fmt.Errorf("data directory %s has layout version %d and this binary reads version %d: use the binary that wrote it", dir, have.Format, identityFormat)
+		return 0, false, fmt.Errorf("data directory %s has layout version %d and this binary reads version %d: use the binary that wrote it", dir, have.Format, identityFormat)
 	case have.ClusterID != want.ClusterID:
-		return false, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir", dir, have.ClusterID, want.ClusterID)
+		return 0, false, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir", dir, have.ClusterID, want.ClusterID)
 	case have.StoreID != want.StoreID:
-		return false, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir", dir, have.StoreID, have.Name, want.StoreID)
+		return 0, false, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir", dir, have.StoreID, have.Name, want.StoreID)
 	case have.Mode != want.Mode:
-		return false, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir", dir, have.Mode, want.Mode)
+		return 0, false, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir", dir, have.Mode, want.Mode)
 	}
-	return false, nil
+	have.Starts++
+	return have.Starts, false, writeIdentity(dir, path, have)
 }
 
 // refuseForeign keeps a first start from mixing with somebody else's files.
@@ -71,7 +75,7 @@ func refuseForeign(dir string) error {
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case "fixtures", "lost+found": // automatic certificates; the root of a file system
+		case "fixtures", "lost+found", "identity.json.tmp": // automatic certificates; the root of a file system; a first start that was cut short
 			continue
 		case "member":
 			return fmt.Errorf("data directory %s was written by etcd, whose files are not read here: name another --data-dir", dir)

@@ -43,13 +43,17 @@ func (s frameSender) SendFrame(to raftid.StoreID, frame []byte) bool {
 	return s.net.Send(to, transport.KindOrder, frame)
 }
 
+// sessionBits leaves a life of the store room for as many streams from pd before it would reach the
+// numbers of the next.
+const sessionBits = 32
+
 // startMulti starts pd's member, if this node has one, its client, and the regions that are here.
 func (n *Node) startMulti() error {
 	voters := n.pdVoters()
 	calls := order.NewCalls(orderCaller{n.net}, 3*time.Second)
 	n.onClose(func(context.Context) error { calls.Close(); return nil })
 	client := order.NewClient(order.ClientConfig{
-		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: uint64(time.Now().UnixNano())},
+		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: n.starts << sessionBits},
 		Net:           calls,
 		OnDirectory:   func(*order.Directory) { n.regions.directoryChanged() },
 		OnMark:        n.watches.Poke,
@@ -93,7 +97,7 @@ func (n *Node) startMember(o *multiOracle, voters []raftid.StoreID, self raftid.
 	log := n.wal.Group(raftid.PDGroup)
 	origin := time.Now()
 	member, err := pd.NewReplica(pd.Config{
-		Store: n.self, Life: uint64(time.Now().UnixNano()), Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
+		Store: n.self, Life: n.starts, Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
 		Local: o.client, Sender: frameSender{n.net}, Net: calls,
 		Now: func() time.Duration { return time.Since(origin) }, Metrics: n.metrics.pd(),
 	}, log.Checkpoint())

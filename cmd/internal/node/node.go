@@ -64,6 +64,7 @@ type Node struct {
 
 	metrics *metrics
 
+	starts   uint64      // of this store, this one included
 	fresh    atomic.Bool // made at this start, and not a member yet
 	refusals refusals
 
@@ -146,13 +147,14 @@ func (n *Node) Stop(ctx context.Context) error {
 
 func (n *Node) start(ctx context.Context) error {
 	cfg := n.cfg
-	fresh, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
+	starts, fresh, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
 	if err != nil {
 		return err
 	}
 	if fresh && !cfg.NewCluster() && len(n.members) > 0 {
 		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
 	}
+	n.starts = starts
 	n.fresh.Store(fresh)
 	// Ports first: one that is in use should not cost a recovery.
 	clients, err := n.listenClients()
