@@ -222,7 +222,7 @@ func (n *Node) openStorage() error {
 	began := time.Now()
 	log, err := wal.Open(filepath.Join(n.cfg.DataDir, "wal"), wal.Options{
 		OnFatal: func(err error) { n.fail(fmt.Errorf("the log cannot be written: %w", err)) },
-		OnSync:  n.metrics.onSync, Logger: n.log, FS: walFS(n.cfg.UnsafeNoFsync), SegmentBytes: n.tuning.segmentBytes,
+		OnSync:  n.metrics.onSync, Logger: n.log, FS: walFS(n.tuning.logFS, n.cfg.UnsafeNoFsync), SegmentBytes: n.tuning.segmentBytes,
 	})
 	if err != nil {
 		return fmt.Errorf("cannot open the log: %w", err)

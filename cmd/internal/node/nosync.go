@@ -2,12 +2,15 @@ package node
 
 import "braid/raftstore/wal"
 
-// walFS is the log's file system: the operating system's, without syncs when asked to.
-func walFS(unsafe bool) wal.FS {
-	if unsafe {
-		return noSyncFS{wal.OS}
+// walFS is the log's file system: fs, or the operating system's, without syncs when asked to.
+func walFS(fs wal.FS, unsafe bool) wal.FS {
+	if fs == nil {
+		fs = wal.OS
 	}
-	return wal.OS
+	if unsafe {
+		return noSyncFS{fs}
+	}
+	return fs
 }
 
 // noSyncFS is --unsafe-no-fsync: a crash of the machine may lose what was acknowledged.

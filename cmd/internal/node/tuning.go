@@ -3,6 +3,7 @@ package node
 import (
 	"time"
 
+	"braid/raftstore/wal"
 	"braid/region"
 )
 
@@ -12,6 +13,7 @@ type tuning struct {
 	segmentBytes  int64          // of the log; 0 is the log's default
 	memTableBytes int64          // of the state engine; 0 is the engine's default
 	limits        *region.Limits // of replicas; nil are the package's
+	logFS         wal.FS         // below the log; nil is the operating system's
 	// gcGrace is how long removal lags behind the logical floor, so that reads which took their
 	// point before a compaction can finish (C2). One that still loses takes a new point.
 	gcGrace time.Duration
