@@ -63,6 +63,8 @@ type Config struct {
 	// Regions.
 	SplitKeys   [][]byte // strictly ascending; used by the first start of a new store only
 	SingleGroup bool
+	// CommittedOrder records the committed order for checkers (orderlog); for tests.
+	CommittedOrder bool
 
 	// TLS.
 	ClientTLS              transport.TLSInfo

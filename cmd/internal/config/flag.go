@@ -56,7 +56,9 @@ type Flag struct {
 	also []string
 	// choices are the only values that a flag without effect accepts; empty: any of its kind.
 	choices []string
-	value   value // nil for flags that Parse handles itself and for those without effect
+	// hidden flags are for tests and left out of the help text.
+	hidden bool
+	value  value // nil for flags that Parse handles itself and for those without effect
 }
 
 // Env is the environment variable of the flag.

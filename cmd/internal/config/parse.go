@@ -278,7 +278,7 @@ func Usage() string {
 	}
 	for i := range Table {
 		f := &Table[i]
-		if f.Why == whyOldName {
+		if f.hidden || f.Why == whyOldName {
 			continue
 		}
 		if h := heading[f.Name]; h != "" {

@@ -89,6 +89,9 @@ var Table = []Flag{
 		value: splitKeys(func(c *Config) *[][]byte { return &c.SplitKeys })},
 	{Name: "single-group", Kind: Bool, Default: "false", Usage: "Run a new store as one raft group that numbers its own entries. The choice is stored; a later start must agree with it.",
 		value: boolean(func(c *Config) *bool { return &c.SingleGroup })},
+	{Name: "experimental-committed-order", Kind: Bool, Default: "false", hidden: true,
+		Usage: "For tests only: record the committed order as a write-ahead log of etcd's in the data directory, from a store's first start on.",
+		value: boolean(func(c *Config) *bool { return &c.CommittedOrder })},
 
 	// Security.
 	{Name: "cert-file", Usage: "Path to the client server TLS cert file.",

@@ -96,15 +96,22 @@ func (n *Node) startMember(o *multiOracle, voters []raftid.StoreID, self raftid.
 	}
 	log := n.wal.Group(raftid.PDGroup)
 	origin := time.Now()
+	var onApply func(index, term uint64, e *pd.Entry, res pd.Result)
+	if n.order != nil {
+		onApply = func(_, _ uint64, e *pd.Entry, res pd.Result) { recordEvents(n.order, e, res) }
+	}
 	member, err := pd.NewReplica(pd.Config{
 		Store: n.self, Life: n.starts, Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
 		Local: o.client, Sender: frameSender{n.net}, Net: calls,
-		Now: func() time.Duration { return time.Since(origin) }, Metrics: n.metrics.pd(),
+		Now: func() time.Duration { return time.Since(origin) }, Metrics: n.metrics.pd(), OnApply: onApply,
 	}, log.Checkpoint())
 	if err != nil {
 		return fmt.Errorf("the placement group's state: %w", err)
 	}
 	o.member = member
+	if n.order != nil {
+		n.order.PDStarted(member.Status().Mark.Cut)
+	}
 	for _, m := range order.Methods {
 		n.net.HandleCall(transport.Method(m), func(_ context.Context, from raftid.StoreID, payload []byte, reply func([]byte, error)) {
 			member.Serve(m, from, payload, reply)

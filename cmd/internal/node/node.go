@@ -30,6 +30,7 @@ import (
 
 	"braid/cmd/internal/admin"
 	"braid/cmd/internal/config"
+	"braid/cmd/internal/orderlog"
 	"braid/gateway"
 	"braid/mvcc/engine"
 	"braid/pd/order"
@@ -61,6 +62,7 @@ type Node struct {
 	stores  *stores
 	gateway *gateway.Server
 	watches *watchsvc.Hub
+	order   *orderlog.Recorder // nil unless a test asked for the record
 
 	metrics *metrics
 
@@ -175,6 +177,11 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.openWatches()
+	if cfg.CommittedOrder {
+		if err := n.openOrderLog(); err != nil {
+			return err
+		}
+	}
 	if err := n.openNetwork(peers); err != nil {
 		return err
 	}
@@ -205,6 +212,9 @@ func (n *Node) start(ctx context.Context) error {
 	n.wg.Go(n.clock)
 	n.wg.Go(n.regions.reconcileLoop)
 	n.wg.Go(n.regions.collectLoop)
+	if n.order != nil {
+		n.wg.Go(func() { n.order.Run(n.ctx, n.completeThrough) })
+	}
 	n.servePeers(peers)
 	if err := n.join(ctx); err != nil {
 		return err
@@ -308,13 +318,15 @@ func (n *Node) mode() pdpb.Mode {
 	return pdpb.MultiGroup
 }
 
-// clock brings the time to everything that has no clock of its own.
+// clock brings the time to everything that has no clock of its own. It ticks as often as the
+// shorter of the two intervals needs; a tick that comes a little early counts.
 func (n *Node) clock() {
 	origin := time.Now()
-	tick := time.NewTicker(clientTick)
-	defer tick.Stop()
 	raftTick := time.Duration(n.cfg.HeartbeatMs) * time.Millisecond
-	var lastRaft time.Duration
+	step := min(raftTick, clientTick)
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	var lastRaft, lastClient time.Duration
 	for {
 		select {
 		case <-n.ctx.Done():
@@ -322,8 +334,11 @@ func (n *Node) clock() {
 		case <-tick.C:
 		}
 		now := time.Since(origin)
-		n.oracle.Tick(now)
-		if now-lastRaft >= raftTick-clientTick/2 { // a tick that comes a little early counts
+		if now-lastClient >= clientTick-step/2 {
+			lastClient = now
+			n.oracle.Tick(now)
+		}
+		if now-lastRaft >= raftTick-step/2 {
 			lastRaft = now
 			n.regions.tick()
 		}

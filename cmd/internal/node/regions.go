@@ -155,6 +155,9 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 		cfg.Limits = *l
 	}
 	attach := h.watched(&cfg)
+	if n.order != nil {
+		h.recorded(&cfg)
+	}
 	if h.Replica, err = region.NewReplica(cfg); err != nil {
 		return err
 	}

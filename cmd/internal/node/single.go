@@ -96,6 +96,13 @@ func (o *singleOracle) ApplyMeta(index, term uint64, payload []byte) {
 		panic(fmt.Sprintf("node: command %d/%d of the placement machine: %v", index, term, err))
 	}
 	o.publish()
+	if r := o.node.order; r != nil && res.Cut != nil {
+		entry, err := pd.DecodeEntry(payload[metaHeader:])
+		if err != nil {
+			panic(fmt.Sprintf("node: command %d/%d of the placement machine: %v", index, term, err)) // it was applied
+		}
+		recordEvents(r, entry, res)
+	}
 	if id.origin != o.origin || res.Cut == nil || len(res.Cut.Events) != 1 {
 		return
 	}
