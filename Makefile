@@ -12,7 +12,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages with goroutines. The simulator has one, and would only be slow.
 RACE_PKGS ?= $(shell $(GO) list ./... | grep -v -e /sim$$ -e /rules$$)
 
-.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness ci
+.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ etcd-diff: ## the same random requests at braid and at a real etcd (ARGS)
 
 robustness: ## three processes under kill -9, stop and continue, checked (ARGS)
 	cd cmd/tests && $(GO) run ./robustness $(ARGS)
+
+etcd-robustness: ## etcd's robustness traffic and validators on three processes (ARGS)
+	cd cmd/tests && $(GO) run ./etcdrobustness $(ARGS)
 
 fmt: ## format the sources
 	gofmt -w $$(git ls-files '*.go')

@@ -14,26 +14,41 @@ type Cluster struct {
 	Nodes []*Node
 }
 
-// NewCluster prepares size nodes named n1, n2, ... of one program below dir; args go to each.
+// Place is where a node lives: its addresses and, if need be, what its command is put behind.
+type Place struct {
+	Client, Peer string // host:port
+	Wrap         []string
+}
+
+// NewCluster prepares size nodes named n1, n2, ... of one program below dir, on free loopback
+// addresses; args go to each.
 func NewCluster(bin, dir string, size int, args ...string) (*Cluster, error) {
 	addrs, err := FreeAddrs(2 * size)
 	if err != nil {
 		return nil, err
 	}
+	places := make([]Place, size)
+	for i := range places {
+		places[i] = Place{Client: addrs[2*i], Peer: addrs[2*i+1]}
+	}
+	return NewClusterAt(bin, dir, places, args...), nil
+}
+
+// NewClusterAt is NewCluster with a node in each place.
+func NewClusterAt(bin, dir string, places []Place, args ...string) *Cluster {
 	c := &Cluster{}
 	var members []string
-	for i := range size {
+	for i, p := range places {
 		name := fmt.Sprintf("n%d", i+1)
 		c.Nodes = append(c.Nodes, New(Config{
-			Name: name, Bin: bin, Dir: filepath.Join(dir, name),
-			Client: addrs[2*i], Peer: addrs[2*i+1], Args: args,
+			Name: name, Bin: bin, Dir: filepath.Join(dir, name), Client: p.Client, Peer: p.Peer, Wrap: p.Wrap, Args: args,
 		}))
-		members = append(members, name+"=http://"+addrs[2*i+1])
+		members = append(members, name+"=http://"+p.Peer)
 	}
 	for _, n := range c.Nodes {
 		n.InitialCluster = strings.Join(members, ",")
 	}
-	return c, nil
+	return c
 }
 
 // Start launches all nodes together (none is ready before a quorum runs) and waits for all.

@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,6 +49,8 @@ type Config struct {
 	// Args come after all other flags, so they win over them.
 	Args []string
 	Env  []string // added to a minimal environment
+	// Wrap is a command that replaces itself by what follows it: `ip netns exec NAME`.
+	Wrap []string
 }
 
 // Node is one server process and what it needs to be started again.
@@ -113,7 +116,8 @@ func (n *Node) Launch() error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(n.Bin, n.Flags()...)
+	words := append(append(slices.Clone(n.Wrap), n.Bin), n.Flags()...)
+	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Dir = n.Dir
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.Dir}, n.Env...)
 	// A test program that dies must not leave servers behind.

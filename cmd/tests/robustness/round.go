@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"braid/cmd/tests/control"
 	"braid/cmd/tests/proc"
 )
 
@@ -33,14 +34,13 @@ var faults = []Fault{KillLeader, PauseOracle, Transfers, KillOracle, PauseLeader
 
 // Round times.
 const (
-	readyTimeout  = 40 * time.Second
-	beforeFault   = 2500 * time.Millisecond
-	downTime      = 2500 * time.Millisecond // longer than an election
-	afterFault    = 2 * time.Second
-	leaderTimeout = 20 * time.Second
-	readTimeout   = 2 * time.Minute
-	checkTimeout  = time.Minute
-	windowsMax    = 4 // of beforeFault, to reach ackedMin
+	readyTimeout = 40 * time.Second
+	beforeFault  = 2500 * time.Millisecond
+	downTime     = 2500 * time.Millisecond // longer than an election
+	afterFault   = 2 * time.Second
+	readTimeout  = 2 * time.Minute
+	checkTimeout = time.Minute
+	windowsMax   = 4 // of beforeFault, to reach ackedMin
 )
 
 // ackedMin is the acknowledged writes per second a cluster must reach before its fault: a slow
@@ -75,7 +75,7 @@ type round struct {
 	cfg     RoundConfig
 	rng     *rand.Rand
 	cluster *proc.Cluster
-	control Control
+	mover   control.Mover
 	traffic *Traffic
 	past    *past
 	result  *RoundResult
@@ -93,10 +93,9 @@ func RunRound(ctx context.Context, cfg RoundConfig) (result *RoundResult, err er
 		return nil, err
 	}
 	r := &round{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), cluster: cluster, result: &RoundResult{}}
+	r.mover = control.Mover{Control: control.Etcd{Cluster: cluster}, Cluster: cluster, Rand: r.rng}
 	if cfg.Regions {
-		r.control = braidControl{cluster}
-	} else {
-		r.control = etcdControl{cluster}
+		r.mover.Control = control.Braid{Cluster: cluster}
 	}
 	defer func() { err = errors.Join(err, cluster.Kill()) }()
 	startCtx, cancel := context.WithTimeout(ctx, readyTimeout)
@@ -119,7 +118,7 @@ func RunRound(ctx context.Context, cfg RoundConfig) (result *RoundResult, err er
 }
 
 func (r *round) run(ctx context.Context) (*History, error) {
-	before, err := r.leaders(ctx)
+	before, err := r.mover.Find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +143,10 @@ func (r *round) run(ctx context.Context) (*History, error) {
 	if err := proc.Wait(ctx, afterFault); err != nil {
 		return nil, err
 	}
-	if err := r.ensureChange(ctx, before); err != nil {
+	if r.result.Changed, err = r.mover.EnsureChange(ctx, before); err != nil {
+		return nil, err
+	}
+	if err := proc.Wait(ctx, afterFault/2); err != nil { // with traffic under the last leader
 		return nil, err
 	}
 	r.traffic.Stop()
@@ -204,38 +206,15 @@ func (r *round) warm(ctx context.Context) error {
 	return nil
 }
 
-// leaders asks until all groups have a leader, any running node may answer.
-func (r *round) leaders(ctx context.Context) (Leaders, error) {
-	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
-	defer cancel()
-	var leaders Leaders
-	var last error
-	node := r.rng.IntN(len(r.cluster.Nodes))
-	err := proc.Poll(ctx, 200*time.Millisecond, func() (bool, error) {
-		node = (node + 1) % len(r.cluster.Nodes)
-		if !r.cluster.Nodes[node].Running() {
-			return false, nil
-		}
-		askCtx, cancel := context.WithTimeout(ctx, 3*time.Second)
-		defer cancel()
-		leaders, last = r.control.Leaders(askCtx, node)
-		return last == nil && leaders.known(), nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("looking for leaders (%v): %w", leaders, errors.Join(last, err))
-	}
-	return leaders, nil
-}
-
 // fault does the round's fault and repairs it.
-func (r *round) fault(ctx context.Context, leaders Leaders) error {
-	regions := leaders.regions()
+func (r *round) fault(ctx context.Context, leaders control.Leaders) error {
+	regions := leaders.Regions()
 	victim := r.rng.IntN(len(r.cluster.Nodes))
 	switch r.cfg.Fault {
 	case KillLeader, PauseLeader:
 		victim = leaders[regions[r.rng.IntN(len(regions))]].Node
 	case KillOracle, PauseOracle:
-		victim = leaders[oracleGroup].Node
+		victim = leaders[control.Oracle].Node
 	}
 	node := r.cluster.Nodes[victim]
 	switch r.cfg.Fault {
@@ -263,69 +242,18 @@ func (r *round) fault(ctx context.Context, leaders Leaders) error {
 		return errors.Join(proc.Wait(ctx, downTime), node.Resume())
 	case Transfers:
 		for range 4 {
-			now, err := r.leaders(ctx)
+			now, err := r.mover.Find(ctx)
 			if err != nil {
 				return err
 			}
-			groups := append(now.regions(), oracleGroup)
-			if err := r.transfer(ctx, now, groups[r.rng.IntN(len(groups))]); err != nil {
+			groups := append(now.Regions(), control.Oracle)
+			if err := r.mover.Move(ctx, now, groups[r.rng.IntN(len(groups))]); err != nil {
 				return err
 			}
 			if err := proc.Wait(ctx, 400*time.Millisecond); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
-}
-
-// transfer moves one group to another node and waits until it is there.
-func (r *round) transfer(ctx context.Context, now Leaders, group string) error {
-	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
-	defer cancel()
-	from := now[group]
-	to := (from.Node + 1 + r.rng.IntN(len(r.cluster.Nodes)-1)) % len(r.cluster.Nodes)
-	var last error
-	err := proc.Poll(ctx, 300*time.Millisecond, func() (bool, error) {
-		// Refused or overtaken by an election: look again and repeat.
-		if last = r.control.Transfer(ctx, group, from, to); last != nil {
-			if now, err := r.leaders(ctx); err == nil {
-				from = now[group]
-			}
-			return from.Node == to, nil
-		}
-		now, err := r.leaders(ctx)
-		if err == nil {
-			from = now[group]
-		}
-		return err == nil && from.Node == to, nil
-	})
-	if err != nil {
-		return fmt.Errorf("moving group %s to %s: %w", group, r.cluster.Nodes[to].Name, errors.Join(last, err))
-	}
-	return nil
-}
-
-// ensureChange sees to it that a leader has changed in this round, by a transfer if need be.
-func (r *round) ensureChange(ctx context.Context, before Leaders) error {
-	now, err := r.leaders(ctx)
-	if err != nil {
-		return err
-	}
-	if len(now.changedSince(before)) == 0 {
-		groups := now.regions()
-		if err := r.transfer(ctx, now, groups[r.rng.IntN(len(groups))]); err != nil {
-			return err
-		}
-		if err := proc.Wait(ctx, afterFault/2); err != nil {
-			return err
-		}
-		if now, err = r.leaders(ctx); err != nil {
-			return err
-		}
-	}
-	if r.result.Changed = now.changedSince(before); len(r.result.Changed) == 0 {
-		return errors.New("no leader changed in this round")
 	}
 	return nil
 }

@@ -1,4 +1,6 @@
-package main
+// Package control looks at and moves the leaders of a running cluster, as an operator would: through
+// the binary's own admin commands, or through etcd's Maintenance service.
+package control
 
 import (
 	"bytes"
@@ -14,12 +16,13 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"braid/cmd/tests/proc"
 )
 
 // Leaders is who leads what at a moment, by node index, with the term: the region's number or
-// oracleGroup as key. etcd has one group only, which is oracleGroup.
+// Oracle as key. etcd has one group only, which is Oracle.
 type Leaders map[string]Leader
 
 // Leader is the leader of one group. Node is -1 when it is not known.
@@ -28,10 +31,11 @@ type Leader struct {
 	Term uint64
 }
 
-const oracleGroup = "oracle"
+// Oracle names the group that numbers revisions.
+const Oracle = "oracle"
 
-// changedSince lists the groups whose leader or term differs from an earlier look.
-func (l Leaders) changedSince(before Leaders) []string {
+// ChangedSince lists the groups whose leader or term differs from an earlier look.
+func (l Leaders) ChangedSince(before Leaders) []string {
 	var changed []string
 	for _, group := range slices.Sorted(maps.Keys(l)) {
 		old, now := before[group], l[group]
@@ -42,8 +46,8 @@ func (l Leaders) changedSince(before Leaders) []string {
 	return changed
 }
 
-// known says whether every group has a leader.
-func (l Leaders) known() bool {
+// Known says whether every group has a leader.
+func (l Leaders) Known() bool {
 	for _, leader := range l {
 		if leader.Node < 0 {
 			return false
@@ -52,13 +56,13 @@ func (l Leaders) known() bool {
 	return len(l) > 0
 }
 
-// regions lists the groups that hold keys.
-func (l Leaders) regions() []string {
+// Regions lists the groups that hold keys.
+func (l Leaders) Regions() []string {
 	groups := slices.Sorted(maps.Keys(l))
 	if len(groups) == 1 {
 		return groups
 	}
-	return slices.DeleteFunc(groups, func(g string) bool { return g == oracleGroup })
+	return slices.DeleteFunc(groups, func(g string) bool { return g == Oracle })
 }
 
 // Control looks at and moves leaders of a running cluster.
@@ -69,11 +73,15 @@ type Control interface {
 	Transfer(ctx context.Context, group string, from Leader, to int) error
 }
 
-// etcdControl works through etcd's own Maintenance service.
-type etcdControl struct{ cluster *proc.Cluster }
+// Etcd controls an etcd. It works through etcd's own Maintenance service.
+type Etcd struct{ Cluster *proc.Cluster }
 
-func (c etcdControl) status(ctx context.Context, node int) (*pb.StatusResponse, error) {
-	conn, err := dial(c.cluster.Nodes[node].Endpoint())
+func (Etcd) dial(endpoint string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+func (c Etcd) status(ctx context.Context, node int) (*pb.StatusResponse, error) {
+	conn, err := c.dial(c.Cluster.Nodes[node].Endpoint())
 	if err != nil {
 		return nil, err
 	}
@@ -81,13 +89,13 @@ func (c etcdControl) status(ctx context.Context, node int) (*pb.StatusResponse, 
 	return pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{}, grpc.WaitForReady(true))
 }
 
-func (c etcdControl) Leaders(ctx context.Context, node int) (Leaders, error) {
+func (c Etcd) Leaders(ctx context.Context, node int) (Leaders, error) {
 	asked, err := c.status(ctx, node)
 	if err != nil {
 		return nil, err
 	}
 	leader := Leader{Node: -1, Term: asked.RaftTerm}
-	for i, n := range c.cluster.Nodes {
+	for i, n := range c.Cluster.Nodes {
 		if !n.Running() {
 			continue
 		}
@@ -95,15 +103,15 @@ func (c etcdControl) Leaders(ctx context.Context, node int) (Leaders, error) {
 			leader.Node = i
 		}
 	}
-	return Leaders{oracleGroup: leader}, nil
+	return Leaders{Oracle: leader}, nil
 }
 
-func (c etcdControl) Transfer(ctx context.Context, _ string, from Leader, to int) error {
+func (c Etcd) Transfer(ctx context.Context, _ string, from Leader, to int) error {
 	target, err := c.status(ctx, to)
 	if err != nil {
 		return err
 	}
-	conn, err := dial(c.cluster.Nodes[from.Node].Endpoint())
+	conn, err := c.dial(c.Cluster.Nodes[from.Node].Endpoint())
 	if err != nil {
 		return err
 	}
@@ -112,11 +120,11 @@ func (c etcdControl) Transfer(ctx context.Context, _ string, from Leader, to int
 	return err
 }
 
-// braidControl works through the binary's own admin commands, as an operator would.
-type braidControl struct{ cluster *proc.Cluster }
+// Braid controls a braid. It works through the binary's own admin commands, as an operator would.
+type Braid struct{ Cluster *proc.Cluster }
 
-func (c braidControl) run(ctx context.Context, node int, args ...string) ([]byte, error) {
-	n := c.cluster.Nodes[node]
+func (c Braid) run(ctx context.Context, node int, args ...string) ([]byte, error) {
+	n := c.Cluster.Nodes[node]
 	cmd := exec.CommandContext(ctx, n.Bin, append(args, "--endpoints="+n.Endpoint())...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -155,7 +163,7 @@ type regionList struct {
 	} `json:"regions"`
 }
 
-func (c braidControl) pd(ctx context.Context, node int) (*pdStatus, error) {
+func (c Braid) pd(ctx context.Context, node int) (*pdStatus, error) {
 	out, err := c.run(ctx, node, "pd", "status", "-o", "json")
 	if err != nil {
 		return nil, err
@@ -168,16 +176,16 @@ func (c braidControl) pd(ctx context.Context, node int) (*pdStatus, error) {
 }
 
 // nodeOf finds the node of a store by the name it registered.
-func (c braidControl) nodeOf(pd *pdStatus, store jsonNumber) int {
+func (c Braid) nodeOf(pd *pdStatus, store jsonNumber) int {
 	for _, s := range pd.Stores {
 		if s.ID == store && store != 0 {
-			return slices.IndexFunc(c.cluster.Nodes, func(n *proc.Node) bool { return n.Name == s.Name })
+			return slices.IndexFunc(c.Cluster.Nodes, func(n *proc.Node) bool { return n.Name == s.Name })
 		}
 	}
 	return -1
 }
 
-func (c braidControl) Leaders(ctx context.Context, node int) (Leaders, error) {
+func (c Braid) Leaders(ctx context.Context, node int) (Leaders, error) {
 	pd, err := c.pd(ctx, node)
 	if err != nil {
 		return nil, err
@@ -193,17 +201,17 @@ func (c braidControl) Leaders(ctx context.Context, node int) (Leaders, error) {
 	if len(list.Regions) == 0 {
 		return nil, errors.New("braid region list shows no regions")
 	}
-	leaders := Leaders{oracleGroup: {c.nodeOf(pd, pd.LeaderStore), uint64(pd.Term)}}
+	leaders := Leaders{Oracle: {c.nodeOf(pd, pd.LeaderStore), uint64(pd.Term)}}
 	for _, r := range list.Regions {
 		leaders[fmt.Sprint(r.ID)] = Leader{c.nodeOf(pd, r.LeaderStore), uint64(r.Term)}
 	}
 	return leaders, nil
 }
 
-func (c braidControl) Transfer(ctx context.Context, group string, from Leader, to int) error {
+func (c Braid) Transfer(ctx context.Context, group string, from Leader, to int) error {
 	var err error
-	store := c.cluster.Nodes[to].Name
-	if group == oracleGroup {
+	store := c.Cluster.Nodes[to].Name
+	if group == Oracle {
 		_, err = c.run(ctx, from.Node, "pd", "transfer", store)
 	} else {
 		_, err = c.run(ctx, from.Node, "region", "transfer", group, store)
