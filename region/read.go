@@ -243,7 +243,7 @@ func (r *Replica) readKeys(req *regionpb.ReadRequest, rev mvcc.Revision, bytesMa
 		if err != nil {
 			return nil, fmt.Errorf("region %d: reading a key: %w", r.id, err)
 		}
-		if ok {
+		if ok && !v.Tombstone() {
 			kv := page.add(&v, req.KeysOnly)
 			size += int64(len(kv.Key) + len(kv.Value) + 32)
 		}
