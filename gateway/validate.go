@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"braid/router"
+	"braid/mvcc/etcdrule"
 )
 
 // The checks of this file need nothing but the request, and come in etcd's order, so that a request
@@ -37,10 +37,10 @@ func checkRangeStream(r *pb.RangeRequest) error {
 	if err := checkRange(r); err != nil {
 		return err
 	}
-	if !router.KeyOrder(r) {
+	if !etcdrule.KeyOrder(r) {
 		return errStreamSort
 	}
-	if router.HasRevisionFilters(r) {
+	if etcdrule.HasRevisionFilters(r) {
 		return errStreamFilter
 	}
 	return nil

@@ -1,10 +1,12 @@
 package region
 
 import (
-	"bytes"
 	"cmp"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc/etcdrule"
 )
 
 // tri is a truth value that may not be known yet.
@@ -86,20 +88,13 @@ func (e *evaluator) compare(c *pb.Compare) tri {
 }
 
 func (e *evaluator) compareVersion(c *pb.Compare, p *pending) tri {
-	var sign int
 	switch c.GetTarget() {
-	case pb.Compare_VALUE:
-		sign = bytes.Compare(p.value, c.GetValue())
 	case pb.Compare_CREATE:
 		return e.compareRevision(c, p.create, c.GetCreateRevision())
 	case pb.Compare_MOD:
 		return e.compareRevision(c, p.mod, c.GetModRevision())
-	case pb.Compare_VERSION:
-		sign = cmp.Compare(p.version, c.GetVersion())
-	case pb.Compare_LEASE:
-		sign = cmp.Compare(p.lease, c.GetLease())
 	}
-	return triOf(satisfies(c.GetResult(), sign))
+	return triOf(etcdrule.Holds(c, &mvccpb.KeyValue{Value: p.value, Version: p.version, Lease: p.lease}))
 }
 
 // compareRevision is E4: a revision that is not known yet is above V, so it is above everything
@@ -108,28 +103,12 @@ func (e *evaluator) compareRevision(c *pb.Compare, r revision, x int64) tri {
 	v, ok := r.value()
 	switch {
 	case ok:
-		return triOf(satisfies(c.GetResult(), cmp.Compare(int64(v), x)))
+		return triOf(etcdrule.Satisfies(c.GetResult(), cmp.Compare(int64(v), x)))
 	case x <= int64(e.v):
-		return triOf(satisfies(c.GetResult(), 1))
+		return triOf(etcdrule.Satisfies(c.GetResult(), 1))
 	}
 	if _, ok := pb.Compare_CompareResult_name[int32(c.GetResult())]; !ok {
 		return yes
 	}
 	return unknown
-}
-
-// satisfies applies a compare's result to the sign of actual minus wanted. A result that etcd
-// does not know is satisfied by anything.
-func satisfies(r pb.Compare_CompareResult, sign int) bool {
-	switch r {
-	case pb.Compare_EQUAL:
-		return sign == 0
-	case pb.Compare_NOT_EQUAL:
-		return sign != 0
-	case pb.Compare_GREATER:
-		return sign > 0
-	case pb.Compare_LESS:
-		return sign < 0
-	}
-	return true
 }

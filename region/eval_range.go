@@ -1,13 +1,13 @@
 package region
 
 import (
-	"bytes"
-	"sort"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"braid/mvcc"
+	"braid/mvcc/etcdrule"
 	"braid/region/regionpb"
 )
 
@@ -41,9 +41,7 @@ func (e *evaluator) rangeOp(r *pb.RangeRequest) *pb.RangeResponse {
 		resp.Count = e.count(r.GetKey(), r.GetRangeEnd(), at)
 		return resp
 	}
-	// Keys alone come without lease too, as etcd answers them from its index; not when sorted by
-	// value, because it must fetch them then.
-	keysOnly := r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
+	keysOnly := etcdrule.KeysFromIndex(r)
 	var max int64
 	if limitFirst(r) {
 		max = limitOf(r.GetLimit())
@@ -79,41 +77,19 @@ func (e *evaluator) rangeOp(r *pb.RangeRequest) *pb.RangeResponse {
 // limitFirst says whether the limit is applied to the keys in key order, before sorting. For a
 // sort target without an order etcd does that too, although it then sorts what is left.
 func limitFirst(r *pb.RangeRequest) bool {
-	inOrder := r.GetSortOrder() == pb.RangeRequest_NONE ||
-		r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
-	return inOrder && !filtered(r)
-}
-
-func sorted(r *pb.RangeRequest) bool {
-	return r.GetSortTarget() != pb.RangeRequest_KEY || r.GetSortOrder() == pb.RangeRequest_DESCEND
-}
-
-func filtered(r *pb.RangeRequest) bool {
-	return r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 || r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0
+	return etcdrule.KeyOrder(r) && !etcdrule.HasRevisionFilters(r)
 }
 
 func needsRevisions(r *pb.RangeRequest) bool {
-	return filtered(r) || r.GetSortTarget() == pb.RangeRequest_MOD || r.GetSortTarget() == pb.RangeRequest_CREATE
+	return etcdrule.HasRevisionFilters(r) || r.GetSortTarget() == pb.RangeRequest_MOD || r.GetSortTarget() == pb.RangeRequest_CREATE
 }
 
 // finishRange filters, sorts and cuts the keys of a range, in etcd's order of these steps.
 func finishRange(resp *pb.RangeResponse, kvs []*mvccpb.KeyValue, r *pb.RangeRequest) {
-	if filtered(r) {
-		kept := kvs[:0]
-		for _, kv := range kvs {
-			if (r.GetMaxModRevision() != 0 && kv.ModRevision > r.GetMaxModRevision()) ||
-				(r.GetMinModRevision() != 0 && kv.ModRevision < r.GetMinModRevision()) ||
-				(r.GetMaxCreateRevision() != 0 && kv.CreateRevision > r.GetMaxCreateRevision()) ||
-				(r.GetMinCreateRevision() != 0 && kv.CreateRevision < r.GetMinCreateRevision()) {
-				continue
-			}
-			kept = append(kept, kv)
-		}
-		kvs = kept
+	if etcdrule.HasRevisionFilters(r) {
+		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !etcdrule.Passes(r, kv.ModRevision, kv.CreateRevision) })
 	}
-	if sorted(r) {
-		sortKVs(kvs, r.GetSortTarget(), r.GetSortOrder())
-	}
+	etcdrule.OrderOf(r).Sort(kvs)
 	if limit := r.GetLimit(); limit > 0 && int64(len(kvs)) > limit {
 		kvs, resp.More = kvs[:limit], true
 	}
@@ -123,38 +99,4 @@ func finishRange(resp *pb.RangeResponse, kvs []*mvccpb.KeyValue, r *pb.RangeRequ
 		}
 	}
 	resp.Kvs = kvs
-}
-
-// kvSorter is sorted with the algorithm that etcd uses, which is not stable, so that ties come
-// out alike.
-type kvSorter struct {
-	kvs  []*mvccpb.KeyValue
-	less func(a, b *mvccpb.KeyValue) bool
-}
-
-func (s *kvSorter) Len() int           { return len(s.kvs) }
-func (s *kvSorter) Less(i, j int) bool { return s.less(s.kvs[i], s.kvs[j]) }
-func (s *kvSorter) Swap(i, j int)      { s.kvs[i], s.kvs[j] = s.kvs[j], s.kvs[i] }
-
-func sortKVs(kvs []*mvccpb.KeyValue, target pb.RangeRequest_SortTarget, order pb.RangeRequest_SortOrder) {
-	s := &kvSorter{kvs: kvs}
-	switch target {
-	case pb.RangeRequest_KEY:
-		s.less = func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.Key, b.Key) < 0 }
-	case pb.RangeRequest_VERSION:
-		s.less = func(a, b *mvccpb.KeyValue) bool { return a.Version < b.Version }
-	case pb.RangeRequest_CREATE:
-		s.less = func(a, b *mvccpb.KeyValue) bool { return a.CreateRevision < b.CreateRevision }
-	case pb.RangeRequest_MOD:
-		s.less = func(a, b *mvccpb.KeyValue) bool { return a.ModRevision < b.ModRevision }
-	case pb.RangeRequest_VALUE:
-		s.less = func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.Value, b.Value) < 0 }
-	default:
-		return // refused by the gateway
-	}
-	if order == pb.RangeRequest_DESCEND {
-		sort.Sort(sort.Reverse(s))
-	} else { // also NONE, with another target than the key
-		sort.Sort(s)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"braid/mvcc"
+	"braid/mvcc/etcdrule"
 	"braid/region/regionpb"
 )
 
@@ -339,17 +340,14 @@ func (e *evaluation) fill(rev mvcc.Revision) *pb.TxnResponse {
 // finish filters, sorts and cuts, as rangeAt does while it reads.
 func (l *ownRange) finish() {
 	req, kvs := l.req, l.kvs
-	if HasRevisionFilters(req) {
-		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool {
-			return req.MinModRevision != 0 && kv.ModRevision < req.MinModRevision || req.MaxModRevision != 0 && kv.ModRevision > req.MaxModRevision ||
-				req.MinCreateRevision != 0 && kv.CreateRevision < req.MinCreateRevision || req.MaxCreateRevision != 0 && kv.CreateRevision > req.MaxCreateRevision
-		})
+	if etcdrule.HasRevisionFilters(req) {
+		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !etcdrule.Passes(req, kv.ModRevision, kv.CreateRevision) })
 	}
-	c := collector{order: orderOf(req)}
+	c := collector{order: etcdrule.OrderOf(req)}
 	if req.Limit > 0 && req.Limit < math.MaxInt64 {
 		c.limit = req.Limit
 		// Where etcd applies the limit before sorting, one more than the limit is sorted.
-		if early := KeyOrder(req) && (c.order.less == nil || !HasRevisionFilters(req)); early && int64(len(kvs)) > req.Limit+1 {
+		if early := etcdrule.KeyOrder(req) && (c.order.Natural() || !etcdrule.HasRevisionFilters(req)); early && int64(len(kvs)) > req.Limit+1 {
 			kvs = kvs[:req.Limit+1]
 		}
 	}

@@ -8,6 +8,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc/etcdrule"
 )
 
 // TestCollectorLetsGo compares a collector that cannot keep everything with a sort of everything.
@@ -15,7 +17,7 @@ func TestCollectorLetsGo(t *testing.T) {
 	for _, descend := range []pb.RangeRequest_SortOrder{pb.RangeRequest_ASCEND, pb.RangeRequest_DESCEND} {
 		rng := rand.New(rand.NewPCG(7, uint64(descend)))
 		req := &pb.RangeRequest{SortTarget: pb.RangeRequest_VERSION, SortOrder: descend, Limit: 50}
-		c := collector{limit: req.Limit, order: orderOf(req)}
+		c := collector{limit: req.Limit, order: etcdrule.OrderOf(req)}
 		var all []*mvccpb.KeyValue
 		held := 0
 		for page := range 200 {

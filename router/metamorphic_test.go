@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"braid/mvcc"
+	"braid/mvcc/etcdrule"
 	"braid/region/regionpb"
 	"braid/router"
 	"braid/router/routertest"
@@ -335,7 +336,7 @@ func TestRangeIsTheModels(t *testing.T) {
 			if !proto.Equal(got, want) {
 				t.Fatalf("seed %d step %d: %v\ngot\n%v\nwant\n%v", seed, step, req, prototext.Format(got), prototext.Format(want))
 			}
-			if router.KeyOrder(req) && !router.HasRevisionFilters(req) && req.SortTarget == pb.RangeRequest_KEY {
+			if etcdrule.KeyOrder(req) && !etcdrule.HasRevisionFilters(req) && req.SortTarget == pb.RangeRequest_KEY {
 				got, err := streamed(r, req)
 				if err != nil {
 					t.Fatalf("seed %d step %d: stream: %v", seed, step, err)

@@ -8,6 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"braid/mvcc"
+	"braid/mvcc/etcdrule"
 )
 
 // Range answers a range over any number of regions, at one revision. The response's header holds
@@ -31,24 +32,9 @@ func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResp
 	return resp, nil
 }
 
-// HasRevisionFilters says whether a range filters by revisions.
-func HasRevisionFilters(req *pb.RangeRequest) bool {
-	return req.MinModRevision != 0 || req.MaxModRevision != 0 || req.MinCreateRevision != 0 || req.MaxCreateRevision != 0
-}
-
-// KeyOrder says whether a range wants the natural order, ascending by key. As in etcd, an order
-// of NONE with a target other than the key counts as natural order for the place where the limit
-// is applied, although the result is then sorted.
-func KeyOrder(req *pb.RangeRequest) bool {
-	return req.SortOrder == pb.RangeRequest_NONE ||
-		(req.SortTarget == pb.RangeRequest_KEY && req.SortOrder == pb.RangeRequest_ASCEND)
-}
-
 func selectionOf(req *pb.RangeRequest) selection {
 	return selection{
-		// etcd answers keys_only from its index, which knows neither value nor lease, except
-		// where the order is by value.
-		keysOnly:  req.KeysOnly && req.SortTarget != pb.RangeRequest_VALUE,
+		keysOnly:  etcdrule.KeysFromIndex(req),
 		minMod:    mvcc.Revision(req.MinModRevision),
 		maxMod:    mvcc.Revision(req.MaxModRevision),
 		minCreate: mvcc.Revision(req.MinCreateRevision),
@@ -67,17 +53,17 @@ func (r *Router) rangeAt(ctx context.Context, req *pb.RangeRequest, p point, rev
 		return resp, err
 	}
 	sel := selectionOf(req)
-	c := collector{order: orderOf(req)}
+	c := collector{order: etcdrule.OrderOf(req)}
 	limited := req.Limit > 0 && req.Limit < math.MaxInt64
 	if limited {
 		c.limit = req.Limit
 	}
 	// Where nothing is left out, what was read is the count.
-	sel.wantCount = limited || HasRevisionFilters(req)
+	sel.wantCount = limited || etcdrule.HasRevisionFilters(req)
 	// The limit ends the walk only where etcd applies it before sorting.
-	early := limited && KeyOrder(req) && (c.order.less == nil || !HasRevisionFilters(req))
+	early := limited && etcdrule.KeyOrder(req) && (c.order.Natural() || !etcdrule.HasRevisionFilters(req))
 	// A serializable read may be of a state that is not quite that of its revision.
-	paged := early && c.order.less == nil && !HasRevisionFilters(req) && !req.Serializable
+	paged := early && c.order.Natural() && !etcdrule.HasRevisionFilters(req) && !req.Serializable
 	counted := false
 	if paged {
 		if resp.Count, counted = r.counts.get(span, rev); counted {

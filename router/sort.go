@@ -1,49 +1,10 @@
 package router
 
 import (
-	"bytes"
-	"sort"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"braid/mvcc/etcdrule"
 )
-
-// order is how a result is sorted; nil less keeps the order of keys.
-type order struct {
-	less    func(a, b *mvccpb.KeyValue) bool
-	descend bool
-}
-
-// orderOf translates etcd's sort options. A target other than the key without an order means
-// ascending.
-func orderOf(req *pb.RangeRequest) order {
-	o := order{descend: req.SortOrder == pb.RangeRequest_DESCEND}
-	switch req.SortTarget {
-	case pb.RangeRequest_VERSION:
-		o.less = func(a, b *mvccpb.KeyValue) bool { return a.Version < b.Version }
-	case pb.RangeRequest_CREATE:
-		o.less = func(a, b *mvccpb.KeyValue) bool { return a.CreateRevision < b.CreateRevision }
-	case pb.RangeRequest_MOD:
-		o.less = func(a, b *mvccpb.KeyValue) bool { return a.ModRevision < b.ModRevision }
-	case pb.RangeRequest_VALUE:
-		o.less = func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.Value, b.Value) < 0 }
-	default:
-		if o.descend {
-			o.less = func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.Key, b.Key) < 0 }
-		}
-	}
-	return o
-}
-
-// kvSort sorts keys and values; the order of equal ones is the sorting algorithm's.
-type kvSort struct {
-	kvs  []*mvccpb.KeyValue
-	less func(a, b *mvccpb.KeyValue) bool
-}
-
-func (s *kvSort) Len() int           { return len(s.kvs) }
-func (s *kvSort) Swap(i, j int)      { s.kvs[i], s.kvs[j] = s.kvs[j], s.kvs[i] }
-func (s *kvSort) Less(i, j int) bool { return s.less(s.kvs[i], s.kvs[j]) }
 
 // A sorted and limited range has to see all keys, but need not keep them. Up to these bounds they
 // are kept, so that equal ones come out in the very order that etcd's unstable sort gives them;
@@ -57,7 +18,7 @@ const (
 // wanted order. It keeps at most about the answer and the bounds above.
 type collector struct {
 	limit int64 // <= 0 is none
-	order order
+	order etcdrule.Order
 
 	kvs   []*mvccpb.KeyValue
 	bytes int   // of kvs, about; only when it may have to let go of some
@@ -72,7 +33,7 @@ func (c *collector) add(kvs []*mvccpb.KeyValue) {
 	} else {
 		c.kvs = append(c.kvs, kvs...)
 	}
-	if c.limit <= 0 || c.order.less == nil {
+	if c.limit <= 0 || c.order.Natural() {
 		return
 	}
 	for _, kv := range kvs {
@@ -97,20 +58,13 @@ func (c *collector) trim() {
 }
 
 func (c *collector) sort() {
-	if c.order.less == nil {
-		return
-	}
-	s := sort.Interface(&kvSort{kvs: c.kvs, less: c.order.less})
-	if c.order.descend {
-		s = sort.Reverse(s)
-	}
 	if c.cut {
 		// Those kept so far are in front and lie below the new ones, so stability is order
 		// by key.
-		sort.Stable(s)
+		c.order.SortStable(c.kvs)
 		return
 	}
-	sort.Sort(s)
+	c.order.Sort(c.kvs)
 }
 
 // result returns the answer, and whether the limit cut it.
