@@ -11,6 +11,7 @@ import (
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
 	"braid/region/regionpb"
 )
 
@@ -27,7 +28,7 @@ import (
 // and waiters stand back for it, so that a stream of attempts cannot keep it out either.
 //
 // A lock that is only granted is volatile: it ends with the term, with a higher fence (F3), when
-// its coordinator gives it up or is not heard of for a while. Once its prepare is applied it is in
+// its coordinator gives it up, its coordinator's store falls silent, or after a while. Once its prepare is applied it is in
 // the position, and only the decision ends it.
 type lockTable struct {
 	term    uint64 // whose locks these are; 0 when this replica does not lead
@@ -48,6 +49,7 @@ const (
 type lock struct {
 	attempt pdpb.AttemptID
 	age     pdpb.AttemptID // the transaction's first attempt
+	owner   raftid.StoreID // of its coordinator; 0 for what was prepared in an earlier term
 	spans   []regionpb.LockSpan
 	state   lockState
 	id      regionpb.LockID
@@ -177,6 +179,18 @@ func (t *lockTable) cancel(attempt pdpb.AttemptID) *lock {
 		}
 	}
 	return nil
+}
+
+// ownedBy returns the attempts whose coordinator ran on a store.
+func (t *lockTable) ownedBy(store raftid.StoreID) (list []pdpb.AttemptID) {
+	for _, locks := range [2][]*lock{t.held, t.waiting} {
+		for _, l := range locks {
+			if l.owner == store {
+				list = append(list, l.attempt)
+			}
+		}
+	}
+	return list
 }
 
 // tick lets time pass. It returns the waiters that have waited too long, which leave the table,

@@ -8,6 +8,7 @@ import (
 	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/raftstore"
+	"braid/raftstore/raftid"
 	"braid/region/regionpb"
 )
 
@@ -27,6 +28,7 @@ import (
 type Lock struct {
 	Attempt pdpb.AttemptID
 	Age     pdpb.AttemptID      // the transaction's first attempt; lower ones go first
+	Owner   raftid.StoreID      // where its coordinator runs
 	Spans   []regionpb.LockSpan // must not change any more
 	// Reply is called exactly once and must not block, when the locks are granted or never will be.
 	Reply func(regionpb.LockID, error)
@@ -41,11 +43,12 @@ type Prepare struct {
 	Reply func(mvcc.Revision, error)
 }
 
-// txnRequest is one of three in the inbox.
+// txnRequest is one of four in the inbox.
 type txnRequest struct {
 	lock    *Lock
 	prepare *Prepare
 	release pdpb.AttemptID
+	down    raftid.StoreID
 }
 
 func (q *txnRequest) refuse(err *regionpb.Error) {
@@ -65,6 +68,11 @@ func (r *Replica) Prepare(p *Prepare) { r.enqueue(txnRequest{prepare: p}) }
 
 // Release gives up an attempt's lock, unless it is used for a prepare already. Any goroutine.
 func (r *Replica) Release(attempt pdpb.AttemptID) { r.enqueue(txnRequest{release: attempt}) }
+
+// OwnerDown ends every lock whose coordinator ran on a store that fell silent, unless it is used for
+// a prepare already; for what is prepared it asks pd for an abort. A coordinator that is alive after
+// all is refused when it comes to prepare (T1). Any goroutine.
+func (r *Replica) OwnerDown(store raftid.StoreID) { r.enqueue(txnRequest{down: store}) }
 
 func (r *Replica) enqueue(q txnRequest) {
 	r.mu.Lock()
@@ -126,6 +134,8 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 			r.takeLock(q.lock)
 		case q.prepare != nil:
 			prepares = append(prepares, q.prepare)
+		case q.down != 0:
+			r.ownerDown(q.down)
 		default:
 			r.takeRelease(q.release)
 		}
@@ -158,7 +168,7 @@ func (r *Replica) takeLock(q *Lock) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
-	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, spans: q.Spans, reply: q.Reply}) {
+	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, spans: q.Spans, reply: q.Reply}) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 }
@@ -170,6 +180,17 @@ func (r *Replica) takeRelease(attempt pdpb.AttemptID) {
 	// Whoever is not the owner frees nothing (A3), and what is in the log ends by a decision only.
 	if l := r.locks.find(attempt); l != nil && l.state == lockGranted {
 		r.locks.release(attempt)
+	}
+}
+
+// ownerDown ends what a lost coordinator left here; a part that is prepared need not wait before it
+// asks for an abort (T6).
+func (r *Replica) ownerDown(store raftid.StoreID) {
+	for _, attempt := range r.locks.ownedBy(store) {
+		r.takeRelease(attempt)
+		if l := r.locks.find(attempt); l != nil && l.state == lockPrepared && r.cfg.Abort != nil {
+			r.cfg.Abort(attempt)
+		}
 	}
 }
 

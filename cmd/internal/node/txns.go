@@ -32,6 +32,13 @@ func (s *stores) registerTxns() {
 	s.node.net.HandleCall(methodLock, s.serveLock)
 	s.node.net.HandleCall(methodPrepare, s.servePrepare)
 	s.node.net.HandleCall(methodRelease, s.serveRelease)
+	s.node.net.OnDown(func(store raftid.StoreID) {
+		for _, h := range s.node.regions.all() {
+			if h.Stats().Locks > 0 {
+				h.OwnerDown(store)
+			}
+		}
+	})
 }
 
 // toLeader sends a request to the region's leader on another store.
@@ -60,7 +67,7 @@ func (s *stores) Lock(ctx context.Context, d pdpb.Descriptor, req *regionpb.Lock
 		err error
 	}
 	ch := make(chan outcome, 1)
-	lockHere(h.Replica, req, func(id regionpb.LockID, err error) { ch <- outcome{id, err} })
+	lockHere(h.Replica, s.node.self, req, func(id regionpb.LockID, err error) { ch <- outcome{id, err} })
 	select {
 	case o := <-ch:
 		return o.id, o.err
@@ -69,26 +76,32 @@ func (s *stores) Lock(ctx context.Context, d pdpb.Descriptor, req *regionpb.Lock
 	}
 }
 
-func lockHere(r *region.Replica, req *regionpb.LockRequest, reply func(regionpb.LockID, error)) {
+func lockHere(r *region.Replica, owner raftid.StoreID, req *regionpb.LockRequest, reply func(regionpb.LockID, error)) {
 	if d := r.Descriptor(); d.Epoch != req.Epoch {
 		reply(regionpb.LockID{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 		return
 	}
-	r.Lock(&region.Lock{Attempt: req.Attempt, Age: req.Age, Spans: req.Locks, Reply: reply})
+	r.Lock(&region.Lock{Attempt: req.Attempt, Age: req.Age, Owner: owner, Spans: req.Locks, Reply: reply})
 }
 
-func (s *stores) serveLock(_ context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+// serveLock takes a request from another store. Whoever does not wait for the answer any more, or
+// cannot get it, must not be granted locks later on: others would wait until they run out.
+func (s *stores) serveLock(ctx context.Context, from raftid.StoreID, payload []byte, reply func([]byte, error)) {
 	req, err := regionpb.DecodeLockRequest(payload)
 	if err != nil {
 		reply(nil, err)
 		return
 	}
-	answer := func(id regionpb.LockID, err error) { reply(regionpb.AppendLockResponse(nil, id, err), nil) }
-	if h := s.node.regions.get(req.Region); h != nil {
-		lockHere(h.Replica, req, answer)
-	} else {
-		answer(regionpb.LockID{}, regionpb.ErrorOf(regionpb.RegionNotFound))
+	h := s.node.regions.get(req.Region)
+	if h == nil {
+		reply(regionpb.AppendLockResponse(nil, regionpb.LockID{}, regionpb.ErrorOf(regionpb.RegionNotFound)), nil)
+		return
 	}
+	stop := context.AfterFunc(ctx, func() { h.Release(req.Attempt) })
+	lockHere(h.Replica, from, req, func(id regionpb.LockID, err error) {
+		stop()
+		reply(regionpb.AppendLockResponse(nil, id, err), nil)
+	})
 }
 
 // Prepare implements router.Stores.

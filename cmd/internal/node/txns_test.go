@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -12,6 +13,10 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/status"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
 )
 
 func opPut(key, value string) *pb.RequestOp {
@@ -190,4 +195,122 @@ func TestTooLargeForARegion(t *testing.T) {
 			t.Errorf("deleting up to %q: %v", end, err)
 		}
 	}
+}
+
+// TestLocksOfALostCoordinator: a lock request that nobody waits for any more is not granted later,
+// and what a store that went away had locked is free at once, not only when its locks run out.
+func TestLocksOfALostCoordinator(t *testing.T) {
+	c := newCluster(t, 3, splitAt("m"))
+	limits := lockLimits(50 * time.Millisecond)
+	limits.LockTicksMax, limits.LockWaitTicksMax = 1<<30, 1<<30
+	c.tune.limits = &limits
+	c.start(c.nodes...)
+	c.nodes[0].put("k", "0")
+	d := c.nodes[0].n.oracle.Regions()[0]
+	var leader, owner *testNode
+	for _, n := range c.nodes {
+		if n.n.regions.get(d.ID).Leading() {
+			leader = n
+		} else {
+			owner = n
+		}
+	}
+	if leader == nil || owner == nil {
+		t.Fatal("no leader")
+	}
+	st := owner.n.stores
+	lock := func(ctx context.Context) (pdpb.AttemptID, error) {
+		id, err := owner.n.oracle.Attempt(ctx, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = st.Lock(ctx, d, &regionpb.LockRequest{Region: d.ID, Epoch: d.Epoch, Attempt: id, Age: id,
+			Locks: []regionpb.LockSpan{{Span: mvcc.Key([]byte("k")), Exclusive: true}}})
+		return id, err
+	}
+	first, err := lock(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks := func(n int) func() bool {
+		return func() bool { return leader.n.regions.get(d.ID).Stats().Locks == n }
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := lock(ctx)
+		done <- err
+	}()
+	c.eventually("the second waits", locks(2))
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("a request that was cancelled: %v", err)
+	}
+	c.eventually("the second is gone", locks(1))
+	st.Release(d, &regionpb.ReleaseRequest{Region: d.ID, Attempt: first})
+	c.eventually("the first is gone", locks(0))
+	leader.put("k", "1")
+
+	if _, err := lock(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	c.stop(owner)
+	leader.put("k", "2")
+	c.eventually("the lost one is gone", locks(0))
+}
+
+// TestLargeTransactionIsNotStarved: while clients of all nodes write the same keys, one by one, a few
+// at a time over regions and in every order of naming them, a transaction over all of them gets
+// through again and again.
+func TestLargeTransactionIsNotStarved(t *testing.T) {
+	c := newCluster(t, 3, splitAt("d", "h", "m", "s"))
+	c.start(c.nodes...)
+	ctx, stop := context.WithCancel(within(t))
+	defer stop()
+	var keys []string
+	for _, a := range accounts {
+		for i := range 12 {
+			keys = append(keys, fmt.Sprint(a, i))
+		}
+	}
+	var wg sync.WaitGroup
+	for w := range 9 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 8))
+			n := c.nodes[w%3]
+			for ctx.Err() == nil {
+				txn := &pb.TxnRequest{}
+				for _, i := range rng.Perm(len(keys))[:1+w%4] {
+					txn.Success = append(txn.Success, opPut(keys[i], "small"))
+				}
+				if _, err := n.kv.Txn(ctx, txn); err != nil && ctx.Err() == nil {
+					t.Errorf("a small transaction: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 10 {
+		txn := &pb.TxnRequest{}
+		for _, k := range keys {
+			txn.Success = append(txn.Success, opPut(k, fmt.Sprint("large", i)))
+		}
+		began := time.Now()
+		resp, err := c.nodes[i%3].kv.Txn(ctx, txn)
+		if err != nil {
+			t.Fatalf("large transaction %d: %v", i, err)
+		}
+		t.Logf("large transaction %d took %v", i, time.Since(began).Round(time.Millisecond))
+		read, err := c.nodes[i%3].kv.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: resp.Header.Revision})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kv := range read.Kvs {
+			if string(kv.Value) != fmt.Sprint("large", i) {
+				t.Fatalf("revision %d: %v", resp.Header.Revision, kv)
+			}
+		}
+	}
+	stop()
+	wg.Wait()
 }
