@@ -7,6 +7,8 @@
 //	                   kill -9
 //	bench -mode idle   three braid nodes with 1,000 regions: raft messages and CPU while nobody uses
 //	                   them
+//	bench -mode txns   three braid nodes with five regions, one client: how long a put, a read and
+//	                   transactions of ten puts in one and over five regions take
 //
 // Clients and servers share the machine, so the numbers are good for the ratio and for nothing else.
 package main
@@ -61,7 +63,7 @@ const (
 
 func main() {
 	var o options
-	flag.StringVar(&o.mode, "mode", "puts", "puts, load or idle")
+	flag.StringVar(&o.mode, "mode", "puts", "puts, load, idle or txns")
 	flag.StringVar(&o.braid, "braid", "", "braid binary (default: built from this repository)")
 	flag.StringVar(&o.etcd, "etcd", "", "etcd binary (default: etcd "+etcdbin.Version+")")
 	flag.IntVar(&o.nodes, "nodes", 3, "nodes of each program (mode puts)")
@@ -106,6 +108,8 @@ func run(ctx context.Context, o options) error {
 		table, err = compareLoad(ctx, o, programs)
 	case "idle":
 		table, err = measureIdle(ctx, o, programs)
+	case "txns":
+		table, err = measureTxns(ctx, o, programs)
 	default:
 		err = fmt.Errorf("no mode %q", o.mode)
 	}
