@@ -53,9 +53,12 @@ type stream struct {
 	timer    *time.Timer
 	life     struct {
 		sync.Mutex
-		err   error
-		done  chan struct{}
-		after map[int]func()
+		err  error
+		done chan struct{}
+		// What is to be called at the end: mostly there is one, and more are rare.
+		one   func()
+		oneID int
+		more  map[int]func()
 		next  int
 	}
 }
@@ -110,17 +113,25 @@ func (st *stream) AfterFunc(f func()) (stop func() bool) {
 		go f() // as package context has it: the caller may hold a lock that f takes
 		return func() bool { return false }
 	}
-	if st.life.after == nil {
-		st.life.after = make(map[int]func())
-	}
-	n := st.life.next
 	st.life.next++
-	st.life.after[n] = f
+	n := st.life.next
+	if st.life.one == nil {
+		st.life.one, st.life.oneID = f, n
+	} else {
+		if st.life.more == nil {
+			st.life.more = make(map[int]func())
+		}
+		st.life.more[n] = f
+	}
 	return func() bool {
 		st.life.Lock()
 		defer st.life.Unlock()
-		_, there := st.life.after[n]
-		delete(st.life.after, n)
+		if st.life.oneID == n {
+			st.life.one, st.life.oneID = nil, 0
+			return true
+		}
+		_, there := st.life.more[n]
+		delete(st.life.more, n)
 		return there
 	}
 }
@@ -136,10 +147,13 @@ func (st *stream) cancel(err error) {
 	if st.life.done != nil {
 		close(st.life.done)
 	}
-	after := st.life.after
-	st.life.after = nil
+	one, more := st.life.one, st.life.more
+	st.life.one, st.life.oneID, st.life.more = nil, 0, nil
 	st.life.Unlock()
-	for _, f := range after {
+	if one != nil {
+		go one()
+	}
+	for _, f := range more {
 		go f()
 	}
 }

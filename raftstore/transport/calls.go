@@ -298,6 +298,7 @@ func (p *peer) sendCalls() {
 			select {
 			case <-ctx.Done():
 			case <-p.calls.some:
+				gather()
 				if b, n := p.calls.take(); b != nil {
 					p.t.sent(p.id, n)
 					err = s.SendMsg(b)

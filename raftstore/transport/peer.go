@@ -306,6 +306,7 @@ func (p *peer) pump(ctx context.Context, s grpc.ClientStream) error {
 				return err
 			}
 		case <-p.frames.some:
+			gather()
 			b, n := p.frames.take()
 			if b == nil {
 				continue

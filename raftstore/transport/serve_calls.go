@@ -148,6 +148,7 @@ func (c *callServer) send(s grpc.ServerStream) error {
 			return nil
 		case <-c.some:
 		}
+		gather()
 		b, n := c.take()
 		if b == nil {
 			continue
