@@ -20,6 +20,13 @@ type GCStats struct {
 type MemSpan struct {
 	Span     Span
 	versions []*Version
+	bare     bool // without index records
+}
+
+// WithoutIndex is the same state as rule R2 forbids it to travel: its revisions have no index
+// records. For tests that show that this is noticed.
+func (m *MemSpan) WithoutIndex() *MemSpan {
+	return &MemSpan{Span: m.Span, versions: m.versions, bare: true}
 }
 
 // All yields the versions by key, newest first. They must not be changed.
@@ -79,6 +86,9 @@ func (s *memState) replace(group uint64, data *MemSpan, position []byte) error {
 	for _, v := range data.versions {
 		if err := s.put(v); err != nil {
 			return err
+		}
+		if data.bare {
+			s.events.Delete(v)
 		}
 	}
 	s.positions[group] = append([]byte{}, position...)

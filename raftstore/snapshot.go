@@ -120,6 +120,10 @@ func (g *Group) takeStaged(s *Staged) {
 		g.out.Discard = append(g.out.Discard, s.Sink)
 		return
 	}
+	if x, ok := s.Sink.(StaleSink); ok && x.Stale() {
+		g.out.Discard = append(g.out.Discard, s.Sink)
+		return
+	}
 	g.drain()
 	g.staged = s
 	if err := g.rn.Step(m); err != nil {

@@ -122,3 +122,8 @@ type SnapshotSink interface {
 	// Close discards what was staged and not installed.
 	Close() error
 }
+
+// StaleSink is a sink whose state may turn out to be older than the live one though its index is
+// higher. The group's owner asks right before raft is offered the snapshot, and discards a stale
+// one; the leader sends another.
+type StaleSink interface{ Stale() bool }

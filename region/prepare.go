@@ -337,7 +337,11 @@ func (r *Replica) applyDecisions(batch mvcc.Batch, it *pdpb.Item) (bytes int, er
 		}
 		p := r.pos.Prepared[i]
 		if d.Commit && len(p.Effects) > 0 {
-			if err := r.putEffects(batch, p.Effects, p.Subs, d.Rev, false); err != nil {
+			subs := p.Subs
+			if r.cfg.Mutants.LocalOrdinals {
+				subs = nil
+			}
+			if err := r.putEffects(batch, p.Effects, subs, d.Rev, false); err != nil {
 				return 0, err
 			}
 			bytes += len(p.Encoded())

@@ -155,6 +155,10 @@ func (r *Replica) readNow(req *regionpb.ReadRequest) (*regionpb.ReadResponse, er
 	// The floor is checked after the state was read: it is raised before the first removal, so
 	// if it is not above rev now, nothing that was read can have been removed (C1).
 	if floor := r.Applied().Floor; rev < floor {
+		if req.Rev <= 0 {
+			// A snapshot is being installed: nobody asked for what is compacted.
+			return nil, regionpb.ErrorOf(regionpb.NotComplete)
+		}
 		return nil, regionpb.ErrorOf(regionpb.Compacted)
 	}
 	resp.Rev, resp.Now = rev, max(now, rev)

@@ -133,6 +133,8 @@ type Mutants struct {
 	SnapNoPrepared  bool // D1: snapshots do not carry what is prepared
 	FenceKeepsLocks bool // F3: a raised fence leaves locks that are not prepared
 	DecisionsFirst  bool // P3: decisions take effect before the entries of their item
+	SnapFloorLate   bool // C1: readers hear of a snapshot's floor after they see its state
+	LocalOrdinals   bool // R1: each region numbers its events of a transaction by itself
 	FactsAsLevel    bool // P2: every report lists what is prepared
 	TruncApplied    bool // D6: truncate to the applied position instead of the flushed one
 	// StoreMark replaces S2's mark per region by one for the store: the newest of any region.

@@ -158,8 +158,8 @@ func (s *snapshotSink) open() error {
 		return fmt.Errorf("region %d: snapshot is of region %d at %d/%d, announced was %d/%d",
 			s.r.id, p.Descriptor.ID, p.Index, p.Term, s.meta.Index, s.meta.Term)
 	}
-	if have := s.r.Applied(); p.Index < have.Index {
-		return fmt.Errorf("region %d: snapshot at %d is behind the applied %d", s.r.id, p.Index, have.Index)
+	if have := s.r.Applied(); behind(&p, &have) {
+		return fmt.Errorf("region %d: snapshot at %d with items through %d is behind the applied %d and %d", s.r.id, p.Index, p.Item, have.Index, have.Item)
 	}
 	imp, err := s.r.cfg.Snapshots.Import(uint64(s.r.id), p.Descriptor.Span)
 	if err != nil {
@@ -169,12 +169,27 @@ func (s *snapshotSink) open() error {
 	return nil
 }
 
+// behind says whether state at a position lacks something that is applied. The index alone does
+// not tell: an item that only decides attempts moves none, so a sender may have passed more of the
+// log and fewer items. Going back would take from readers and watchers what they were given (I4, I7).
+func behind(p, have *Position) bool { return p.Index < have.Index || p.Item < have.Item }
+
+// Stale implements raftstore.StaleSink: what was applied since the stream was opened counts too.
+func (s *snapshotSink) Stale() bool { return s.imp != nil && behind(&s.pos, &s.r.pos) }
+
 // Install replaces the state durably (D3). The group is parked meanwhile; Update with Installed
 // comes next.
 func (s *snapshotSink) Install() error {
 	if s.imp == nil {
 		return fmt.Errorf("region %d: snapshot ended within its header", s.r.id)
 	}
+	// The sender may have removed versions that are still here. From the moment of the exchange
+	// readers must know that, and the owner adopts the position only later (C1).
+	s.r.mu.Lock()
+	if !s.r.cfg.Mutants.SnapFloorLate {
+		s.r.mu.applied.Floor = max(s.r.mu.applied.Floor, s.pos.Floor)
+	}
+	s.r.mu.Unlock()
 	if err := s.imp.Install(s.pos.Append(nil)); err != nil {
 		return fmt.Errorf("region %d: installing a snapshot: %w", s.r.id, err)
 	}

@@ -147,3 +147,58 @@ func TestSnapshotCarriesThePosition(t *testing.T) {
 		}
 	}
 }
+
+// TestSnapshotBehindTheItems: a snapshot that reaches further in the log and less far in the order
+// would take back what readers and watchers were given, whenever that turns out (I4, I7).
+func TestSnapshotBehindTheItems(t *testing.T) {
+	var spans []*mvcc.MemSpan
+	a, b := newHost(1, testDesc, nil), newHost(2, testDesc, nil)
+	for _, h := range []*host{a, b} {
+		h.cfg.Snapshots = memSnapshots{h, &spans}
+		h.start(testDesc.ID)
+	}
+	src, err := a.r.Snapshot()
+	must(err)
+	defer src.Close()
+	stage := func() (*snapshotSink, error) {
+		sink, err := b.r.Receive(src.Meta())
+		must(err)
+		return sink.(*snapshotSink), src.WriteTo(context.Background(), sink)
+	}
+	sink, err := stage()
+	must(err)
+	if sink.Stale() {
+		t.Error("a snapshot of the same items is stale")
+	}
+	// An item without entries is applied: the index stays.
+	b.r.pos.Item++
+	b.r.publishApplied()
+	if !sink.Stale() {
+		t.Error("a staged snapshot that lacks an applied item is not stale")
+	}
+	if _, err := stage(); err == nil {
+		t.Error("a snapshot that lacks an applied item was staged")
+	}
+}
+
+// TestSnapshotFloorBeforeItsState: versions that the sender has removed are gone for readers once
+// the state is exchanged, before the owner adopts the position (C1).
+func TestSnapshotFloorBeforeItsState(t *testing.T) {
+	var spans []*mvcc.MemSpan
+	a, b := newHost(1, testDesc, nil), newHost(2, testDesc, nil)
+	for _, h := range []*host{a, b} {
+		h.cfg.Snapshots = memSnapshots{h, &spans}
+		h.start(testDesc.ID)
+	}
+	src, err := a.r.Snapshot()
+	must(err)
+	defer src.Close()
+	src.(*snapshotSource).pos.Floor = 9
+	sink, err := b.r.Receive(src.Meta())
+	must(err)
+	must(src.WriteTo(context.Background(), sink))
+	must(sink.Install())
+	if floor := b.r.Applied().Floor; floor != 9 {
+		t.Errorf("readers know floor %d, the state's is 9", floor)
+	}
+}

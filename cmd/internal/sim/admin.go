@@ -47,7 +47,8 @@ func (c *checker) compact(s *store) {
 	c.w.stats.Compactions++
 	c.propose(s, order.Event{Kind: order.EventCompact, Rev: rev}, func(r order.EventResult, err error) {
 		if err == nil {
-			c.ackFloor = max(c.ackFloor, rev)
+			c.ackFloor, s.ackFloor = max(c.ackFloor, rev), max(s.ackFloor, rev)
+			s.hub.Compacted(rev)
 		}
 	})
 }
@@ -92,6 +93,10 @@ func (c *checker) collect(s *store) {
 		if g == nil {
 			continue
 		}
+		c.checkFloor(s, g)
+		if c.w.mut.removeFirst {
+			c.w.stats.Removed += int(s.engine.GC(c.w.region(i).Span, 0, min(floor, g.replica.CompleteThrough())).Removed)
+		}
 		if to := g.replica.Applied().Floor; to > s.collected[g.id] {
 			s.collected[g.id] = to
 			st := s.engine.GC(c.w.region(i).Span, 0, to)
@@ -102,5 +107,12 @@ func (c *checker) collect(s *store) {
 		if _, err := g.replica.RaiseFloor(ctx, floor); err != nil && ctx.Err() == nil {
 			c.w.fail("store %d region %d: %v", s.i, g.id, err)
 		}
+	}
+}
+
+// checkFloor checks that a region's floor is one that a cut has ordered (I5).
+func (c *checker) checkFloor(s *store, g *group) {
+	if at := g.replica.Applied().Floor; at > c.mark.Floor {
+		c.w.fail("I5: store %d has floor %d of region %d, and cuts have ordered %d", s.i, at, g.id, c.mark.Floor)
 	}
 }

@@ -25,12 +25,14 @@ type aim struct {
 	pd         int  // of 100 faults, against pd's leader
 	wait       int  // one in so many stale stores reads while it is cut off
 	checkpoint uint64
+	watches    int // of 1,000 steps
+	window     int // bytes of events that a store keeps for its watches
 }
 
 var plain = aim{
 	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
 	ops: 220, reads: 60, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
-	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40,
+	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, window: 16 << 10,
 }
 
 func vary(f func(*aim)) aim {
@@ -40,7 +42,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -72,6 +74,15 @@ var aims = map[string]aim{
 	"txns": vary(func(a *aim) { a.txns, a.ops, a.hot, a.transfer, a.fence, a.crash = 200, 250, 70, 90, 40, 30 }),
 	// Transactions over several regions, few keys and many fences.
 	"fencedtxns": vary(func(a *aim) { a.txns, a.ops, a.burst, a.hot, a.fence = 250, 350, 5, 75, 250 }),
+	// Snapshots among transactions over several regions: items that only decide.
+	"snaptxns": vary(func(a *aim) {
+		a.flush, a.crash, a.partition, a.installs, a.checkpoint = 120, 50, 60, 4, 8
+		a.txns, a.ops, a.hot, a.window = 250, 120, 60, 4<<10
+	}),
+	// Many watches that come, go and move, compactions and snapshots under them, little memory.
+	"watch": vary(func(a *aim) {
+		a.watches, a.window, a.compact, a.flush, a.crash, a.installs, a.loss = 200, 4<<10, 60, 90, 40, 8, 40
+	}),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),
 }

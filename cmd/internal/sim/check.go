@@ -21,6 +21,8 @@ import (
 //	    they are complete through its cut (S3)
 //	I5  nothing is applied before a member of pd has applied its cut, and with exactly its item
 //	I6  replicas of a region apply the same entries in the same order under the same items
+//	I7  a watch gets every event of its span in revision order, once, whole revisions, until it is
+//	    told that what it needs is compacted; a progress response precedes no event that it covers
 //	I8  what is acknowledged is durable on a quorum of its region, and its cut on one of pd
 //
 // and, beyond them: answers equal those of a sequential store (strict serializability), requests
@@ -52,6 +54,7 @@ type checker struct {
 	seen      map[sight]mvcc.Revision
 	nextValue int
 	txns      txnState
+	watches   watchState
 }
 
 type place struct {
@@ -198,6 +201,7 @@ func cloneEffects(fx []regionpb.Effect) []regionpb.Effect {
 // crashed gives up what waits at a store that is gone.
 func (c *checker) crashed(s *store) {
 	c.crashedTxns(s)
+	c.crashedWatches(s)
 	c.open = slices.DeleteFunc(c.open, func(o *op) bool { return o.store == s.i })
 	c.pending = slices.DeleteFunc(c.pending, func(r *read) bool { return r.store == s.i && !r.pointed })
 }

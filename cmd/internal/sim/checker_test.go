@@ -5,11 +5,14 @@ import (
 	"testing"
 	"testing/cryptotest"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
 	"braid/mvcc"
 	"braid/pd"
 	"braid/pd/order"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
+	"braid/watchsvc"
 )
 
 // TestCheckersCanFail plants one wrong fact in an otherwise clean run for each invariant, and
@@ -97,6 +100,44 @@ func TestCheckersCanFail(t *testing.T) {
 				return
 			}
 		}},
+		{"an event that a watch did not get", "I7", func(t *testing.T, w *World) {
+			a := eventful(t, w)
+			a.got = a.got[1:]
+			w.check.final()
+		}},
+		{"an event of a watch that never was", "I7", func(t *testing.T, w *World) {
+			a := eventful(t, w)
+			e := a.got[len(a.got)-1]
+			e.Kv = &mvccpb.KeyValue{Key: key(99), ModRevision: e.Kv.ModRevision}
+			w.check.final()
+		}},
+		{"an event that a watch gets twice", "I7", func(t *testing.T, w *World) {
+			a := eventful(t, w)
+			a.created, a.over, a.stale = true, false, false
+			st := &watchStream{store: w.stores[0], watches: []*watch{a}}
+			w.check.watched(st, &watchsvc.Response{Tag: a, Revision: w.check.mark.Rev, Events: a.got[len(a.got)-1:]})
+		}},
+		{"an event that a progress response precedes", "I7", func(t *testing.T, w *World) {
+			a := &watch{to: keysPerRegion, begin: 1, next: 1, created: true}
+			st := &watchStream{store: w.stores[0], watches: []*watch{a}}
+			w.check.watched(st, &watchsvc.Response{ID: watchsvc.AllWatchers, Revision: 5})
+			kv := &mvccpb.KeyValue{Key: key(0), ModRevision: 5}
+			w.check.watched(st, &watchsvc.Response{Tag: a, Revision: 6, Events: []*mvccpb.Event{{Kv: kv}}})
+		}},
+		{"progress that goes back", "I7", func(t *testing.T, w *World) {
+			st := &watchStream{store: w.stores[0]}
+			w.check.watched(st, &watchsvc.Response{ID: watchsvc.AllWatchers, Revision: 6})
+			w.check.watched(st, &watchsvc.Response{ID: watchsvc.AllWatchers, Revision: 5})
+		}},
+		{"a watch that is canceled though nothing it needs is compacted", "I7", func(t *testing.T, w *World) {
+			a := &watch{to: keysPerRegion, begin: 9, next: 9, created: true}
+			st := &watchStream{store: w.stores[0], watches: []*watch{a}}
+			w.check.watched(st, &watchsvc.Response{Tag: a, Canceled: true, Compacted: 9})
+		}},
+		{"a floor that no cut has ordered", "I5", func(t *testing.T, w *World) {
+			w.check.mark.Floor = -5
+			w.check.checkFloor(w.stores[0], w.stores[0].groups[w.region(0).ID])
+		}},
 		{"an acknowledged write that two stores have lost", "I8", func(t *testing.T, w *World) {
 			o := answered(t, w)
 			a := w.check.writes[mvcc.Revision(o.resp.Header.Revision)]
@@ -119,6 +160,17 @@ func TestCheckersCanFail(t *testing.T) {
 			}
 		})
 	}
+}
+
+// eventful is a watch that got events.
+func eventful(t *testing.T, w *World) *watch {
+	for _, a := range w.check.watches.all {
+		if len(a.got) > 0 {
+			return a
+		}
+	}
+	t.Fatal("no watch got an event")
+	return nil
 }
 
 // answered is an acknowledged write.

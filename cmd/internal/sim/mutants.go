@@ -5,6 +5,7 @@ import (
 	"braid/pd/order"
 	"braid/raftstore"
 	"braid/region"
+	"braid/watchsvc"
 )
 
 // mutants are the rules that a run drops, by layer.
@@ -17,6 +18,10 @@ type mutants struct {
 	storeMark     bool
 	ingestNoFlush bool
 	skipReaders   bool
+	watch         watchsvc.Mutants
+	noReset       bool
+	noIndex       bool
+	removeFirst   bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -79,6 +84,18 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.region.SnapNoPrepared = true }},
 	{"fencekeepslocks", "F3", "fencedtxns", []string{"F3"},
 		func(m *mutants) { m.region.FenceKeepsLocks = true }},
+	{"sourcecursor", "W1", "watch", []string{"I7"},
+		func(m *mutants) { m.watch.SourceCursor = true }},
+	{"noreset", "W3", "watch", []string{"I7"},
+		func(m *mutants) { m.noReset = true }},
+	{"snapfloorlate", "C1", "snapshot", []string{"I4", "I7"},
+		func(m *mutants) { m.region.SnapFloorLate = true }},
+	{"localordinals", "R1", "txns", []string{"holds", "I7"},
+		func(m *mutants) { m.region.LocalOrdinals = true }},
+	{"noindex", "R2", "watch", []string{"I7"},
+		func(m *mutants) { m.noIndex = true }},
+	{"removefirst", "C1", "watch", []string{"I4", "I7"},
+		func(m *mutants) { m.removeFirst = true }},
 }
 
 func mutantByName(name string) (mutants, bool) {

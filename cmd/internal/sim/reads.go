@@ -69,9 +69,15 @@ func (c *checker) clientRead() {
 // pointAt takes a read's point (I2).
 func (c *checker) pointAt(r *read, p pdpb.ReadPoint) {
 	r.pointed, r.point, r.rev = true, p, p.Rev
-	if c.w.chance(4) {
-		lowest := max(p.Floor, 1)
+	switch lowest := max(p.Floor, 1); c.w.rng.IntN(6) {
+	case 0:
 		r.rev = lowest + mvcc.Revision(c.w.rng.IntN(int(p.Rev-lowest)+1))
+	case 1:
+		r.rev = lowest
+	case 2:
+		// Below the point's floor, where a router answers by itself: replicas must give all of
+		// it or refuse (C1).
+		r.rev = 1 + mvcc.Revision(c.w.rng.IntN(int(p.Rev)))
 	}
 	if p.Rev < r.sentRev || p.Cut < r.sentCut || p.Floor < r.sentFloor {
 		c.w.fail("I2: read %d has point %v, and revision %d of cut %d and floor %d were acknowledged before it was asked for", r.id, p, r.sentRev, r.sentCut, r.sentFloor)
@@ -96,10 +102,7 @@ func (c *checker) readable(s *store, region int) *group {
 		return nil
 	}
 	g := s.groups[c.w.region(region).ID]
-	if g == nil || g.install != nil {
-		return nil
-	}
-	if st := g.g.Status(); st.Uninitialized || st.Installing {
+	if g == nil || g.g.Status().Uninitialized {
 		return nil
 	}
 	return g
@@ -127,7 +130,7 @@ func (c *checker) serve(r *read) bool {
 			c.w.event("read %d of region %d at %v, revision %d by s%d", r.id, d.ID, r.point, r.rev, s.i)
 		case errors.As(err, &re) && re.Code == regionpb.NotComplete:
 		case errors.As(err, &re) && re.Code == regionpb.Compacted && r.rev < c.mark.Floor:
-			c.w.stats.Late++ // a client takes a new point, or is told (C2)
+			c.w.stats.Compacted++ // a client takes a new point, or is told (C2)
 			return false
 		default:
 			c.w.fail("read %d at store %d: %v", r.id, s.i, err)
@@ -183,7 +186,15 @@ func (c *checker) serializable() {
 		return
 	}
 	d := c.w.region(i)
+	if c.w.chance(3) {
+		c.oldRead(s, i, g)
+		return
+	}
 	resp, err := g.replica.TryRead(&regionpb.ReadRequest{Region: d.ID, Epoch: 1, Span: d.Span})
+	var re *regionpb.Error
+	if errors.As(err, &re) && re.Code == regionpb.NotComplete && g.g.Status().Installing {
+		return
+	}
 	if err != nil {
 		c.w.fail("serializable read of region %d at store %d: %v", d.ID, s.i, err)
 		return
@@ -195,4 +206,23 @@ func (c *checker) serializable() {
 		c.w.fail("I4: store %d answered a serializable read of region %d at revision %d after one at %d", s.i, d.ID, resp.Rev, c.seen[at])
 	}
 	c.seen[at] = resp.Rev
+}
+
+// oldRead reads some older revision of what a replica happens to have: all of it, or the word
+// that it is compacted, which must be true.
+func (c *checker) oldRead(s *store, i int, g *group) {
+	d := c.w.region(i)
+	rev := 1 + mvcc.Revision(c.w.rng.IntN(int(c.mark.Rev)))
+	resp, err := g.replica.TryRead(&regionpb.ReadRequest{Region: d.ID, Epoch: 1, Rev: rev, Span: d.Span})
+	var re *regionpb.Error
+	switch {
+	case err == nil:
+		c.w.stats.Serializable++
+		c.locals = append(c.locals, &local{s.i, i, rev, pageOf(resp)})
+	case errors.As(err, &re) && re.Code == regionpb.FutureRevision:
+	case errors.As(err, &re) && re.Code == regionpb.Compacted && rev < c.mark.Floor:
+		c.w.stats.Compacted++
+	default:
+		c.w.fail("I4: serializable read of region %d at store %d, revision %d, with floor %d: %v", d.ID, s.i, rev, c.mark.Floor, err)
+	}
 }

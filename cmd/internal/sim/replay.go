@@ -60,6 +60,10 @@ func (c *checker) final() {
 		c.w.fail("%v", err)
 		return
 	}
+	if err := c.checkWatches(h); err != nil {
+		c.w.fail("%v", err)
+		return
+	}
 	for _, s := range c.w.stores {
 		if err := c.checkEngine(h, s); err != nil {
 			c.w.fail("store %d: %v", s.i, err)

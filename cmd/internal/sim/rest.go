@@ -60,7 +60,7 @@ func (c *checker) unrest() string {
 			return fmt.Sprintf("pd's member %d is not idle: %+v", s.i, st)
 		}
 	}
-	return ""
+	return c.restWatches()
 }
 
 // sealState says what each replica knows of the seals that pd waits for.

@@ -27,6 +27,7 @@ func (w *World) step() {
 		w.check.startTxn()
 	}
 	w.check.stepTxns()
+	w.check.stepWatches()
 	first := w.rng.IntN(stores)
 	for i := range stores {
 		w.storeStep(w.stores[(first+i)%stores])
@@ -63,6 +64,9 @@ func (w *World) storeStep(s *store) {
 		w.reconcile(s)
 	}
 	w.work(s, 4)
+	if w.chance(2) {
+		w.turnHub(s)
+	}
 	if w.rng.IntN(1000) < a.logFlush {
 		n := s.disk.Pending()
 		if n > 0 && w.chance(4) {
@@ -239,7 +243,7 @@ func (w *World) work(s *store, n int) {
 	for range n {
 		s.todo = s.todo[:0]
 		for _, id := range s.ids {
-			if g := s.groups[id]; g.ready || g.install != nil || g.detached != nil {
+			if g := s.groups[id]; g.ready || g.install != nil || g.installed != nil || g.detached != nil {
 				s.todo = append(s.todo, g)
 			}
 		}
@@ -252,6 +256,11 @@ func (w *World) work(s *store, n int) {
 		}
 		if g.detached != nil && (w.calm || w.chance(3)) {
 			g.finishDetached()
+		}
+		// Who reads in between finds the new state and the old position.
+		if g.installed != nil && (w.calm || w.chance(8)) {
+			g.in.Installed, g.installed = g.installed, nil
+			g.ready = true
 		}
 		if g.ready {
 			g.turn()
@@ -304,6 +313,7 @@ func (w *World) calmRound(round int) {
 		}
 		s.disk.Flush(-1)
 		w.work(s, 40)
+		w.turnHub(s)
 		w.deliverDue()
 		if round%3 == 0 {
 			w.tick(s)
@@ -313,5 +323,6 @@ func (w *World) calmRound(round int) {
 		}
 	}
 	w.check.stepTxns()
+	w.check.stepWatches()
 	w.check.pollReads()
 }

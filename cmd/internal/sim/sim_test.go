@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	seeds    = flag.Int("sim.seeds", 88, "how many seeds TestSeeds runs")
+	seeds    = flag.Int("sim.seeds", 30, "how many seeds TestSeeds runs")
 	firstOne = flag.Uint64("sim.seed", 1, "the first seed; with -sim.seeds=1 the one to replay")
 	steps    = flag.Int("sim.steps", 3000, "steps of a run, before healing")
 	aimFlag  = flag.String("sim.aim", "all", "the aim of the schedules: all, or one of the names in aims; empty is the plain one")

@@ -64,6 +64,9 @@ func (i *importer) Install(position []byte) error {
 	}
 	h := binary.BigEndian.Uint64(i.buf)
 	data := i.s.w.stores[h&15].spans[h]
+	if i.s.w.mut.noIndex {
+		data = data.WithoutIndex()
+	}
 	delete(i.s.collected, pdpb.RegionID(i.group))
 	if i.s.w.mut.ingestNoFlush {
 		kind := mvcc.ImportAhead

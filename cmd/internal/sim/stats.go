@@ -12,9 +12,11 @@ type Stats struct {
 	PDElections, Snapshots, Installs, PDInstalls    int
 	Uninitialised, Flushes, Holes, Detached         int
 	Ops, Acked, Unknown, Refused, Void, Deferred    int
-	Reads, Served, Serializable, Late               int
+	Reads, Served, Serializable, Compacted          int
 	Cuts, Items, Fences, Compactions, GCs, Removed  int
 	Txns, Commits, Aborts                           int
+	Watches, WatchEvents, WatchMoves, Histories     int
+	Progress, ProgressAsked, WatchesCompacted       int
 	Revisions                                       int
 }
 
@@ -24,8 +26,9 @@ func (s *Stats) fields() []*int {
 		&s.Crashes, &s.Restarts, &s.Partitions, &s.Stops, &s.Elections, &s.PDElections,
 		&s.Snapshots, &s.Installs, &s.PDInstalls, &s.Uninitialised, &s.Flushes, &s.Holes, &s.Detached,
 		&s.Ops, &s.Acked, &s.Unknown, &s.Refused, &s.Void, &s.Deferred,
-		&s.Reads, &s.Served, &s.Serializable, &s.Late,
+		&s.Reads, &s.Served, &s.Serializable, &s.Compacted,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
+		&s.Watches, &s.WatchEvents, &s.WatchMoves, &s.Histories, &s.WatchesCompacted, &s.ProgressAsked, &s.Progress,
 	}
 }
 
@@ -34,8 +37,9 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| crashes restarts partitions stopped-clocks elections pd-elections
 	| snapshots installs pd-installs uninitialised flushes holes detached
 	| ops acked unknown refused void deferred
-	| reads served serializable late
-	| cuts items fences compactions collections removed txns commits aborts revisions`)
+	| reads served serializable compacted
+	| cuts items fences compactions collections removed txns commits aborts revisions
+	| watches events moves histories compacted progress-asked progress`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

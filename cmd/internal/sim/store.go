@@ -17,6 +17,7 @@ import (
 	"braid/raftstore/raftid"
 	"braid/region"
 	"braid/region/regionpb"
+	"braid/watchsvc"
 )
 
 // store is one node: what survives a crash (disk, engine as flushed) and what does not.
@@ -30,6 +31,8 @@ type store struct {
 
 	up      bool
 	client  *order.Client
+	hub     *watchsvc.Hub
+	hubDue  time.Duration // its next turn if nobody wakes it, 0 for none
 	member  *pd.Replica
 	groups  map[raftid.GroupID]*group
 	ids     []raftid.GroupID // of groups, ascending
@@ -40,8 +43,9 @@ type store struct {
 
 	collected map[pdpb.RegionID]mvcc.Revision // superseded versions are removed through here
 	ticks     int
-	todo      []*group // room for work
-	doomed    int      // the step in which it crashes, 0 for none
+	todo      []*group      // room for work
+	ackFloor  mvcc.Revision // of compactions acknowledged by this store in this life
+	doomed    int           // the step in which it crashes, 0 for none
 }
 
 // group is a raft group with what reached it since its last turn.
@@ -56,7 +60,9 @@ type group struct {
 	install *raftstore.Staged
 	// detached is what the replica left to be done beside its group.
 	detached func()
-	leading  bool
+	// installed is an installation that ended and that the group has not heard of.
+	installed *raftstore.Installed
+	leading   bool
 }
 
 func newStore(w *World, i int) *store {
@@ -70,7 +76,8 @@ func (s *store) start() error {
 	s.groups, s.ids = map[raftid.GroupID]*group{}, nil
 	s.calls = map[uint64]func([]byte, error){}
 	s.collected = map[pdpb.RegionID]mvcc.Revision{}
-	s.doomed = 0
+	s.doomed, s.ackFloor = 0, order.NoFloor
+	s.openHub()
 	members := make([]raftid.StoreID, stores)
 	for i := range members {
 		members[i] = storeID(i)
@@ -88,6 +95,7 @@ func (s *store) start() error {
 		},
 		Net:         simNet{s},
 		OnDirectory: func(*order.Directory) { s.dirNews = true },
+		OnMark:      s.hub.Poke,
 	})
 	if err := s.startMember(members); err != nil {
 		return err
@@ -189,7 +197,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits.TurnBytesMax, limits.TurnKeysMax = 256, 6
 	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
 	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
-	g.replica, err = region.NewReplica(region.Config{
+	cfg := region.Config{
 		Store: s.id, Replica: self, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
 		Limits:      limits,
@@ -204,10 +212,12 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 			s.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: id}, func(order.EventResult, error) {})
 		},
 		Mutants: mut,
-	})
-	if err != nil {
+	}
+	attach := s.feedHub(&cfg)
+	if g.replica, err = region.NewReplica(cfg); err != nil {
 		return err
 	}
+	attach(g.replica)
 	if uninitialized {
 		s.w.stats.Uninitialised++
 	}
@@ -376,8 +386,7 @@ func (g *group) finishInstall() {
 		w.stats.Installs++
 	}
 	w.event("s%d g%d installs", g.s.i, g.id)
-	g.in.Installed = &raftstore.Installed{Sink: st.Sink, Err: st.Sink.Install()}
-	g.ready = true
+	g.installed = &raftstore.Installed{Sink: st.Sink, Err: st.Sink.Install()}
 	if !w.calm && w.chance(w.aim.installs) {
 		g.s.doomed = w.stats.Steps + w.rng.IntN(12)
 	}
