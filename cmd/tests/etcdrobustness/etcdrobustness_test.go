@@ -12,7 +12,36 @@ import (
 	"go.uber.org/zap"
 
 	"braid/cmd/tests/etcdbin"
+	"braid/cmd/tests/netns"
 )
+
+// TestPartition is a round of Kubernetes' traffic with the oracle's leader cut off, where namespaces
+// can be made.
+func TestPartition(t *testing.T) {
+	net, err := netns.New(nodes)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() {
+		if err := net.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	bin, err := etcdbin.Braid()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range profiles {
+		if p.name != "KubernetesHigh" {
+			continue
+		}
+		r := &round{bin: bin, net: net, profile: p, seed: 2, fault: partitionOracle, dir: t.TempDir()}
+		if err := r.run(context.Background()); err != nil {
+			t.Error(err)
+		}
+		t.Log(r.line())
+	}
+}
 
 // TestRound runs a round, and then judges it with planted faults: each must be found.
 func TestRound(t *testing.T) {
