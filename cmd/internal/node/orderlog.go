@@ -36,7 +36,7 @@ func (n *Node) openOrderLog() error {
 		}
 		fresh = fresh && pos.Item == 0
 	}
-	n.order, err = orderlog.Open(orderlog.Config{DataDir: n.cfg.DataDir, Fresh: fresh, Logger: n.log, Fatal: n.fail})
+	n.order, err = orderlog.Open(orderlog.Config{DataDir: n.cfg.DataDir, Fresh: fresh, Sparse: n.cfg.SingleGroup, Logger: n.log, Fatal: n.fail})
 	if err != nil {
 		return fmt.Errorf("the record of the committed order: %w", err)
 	}

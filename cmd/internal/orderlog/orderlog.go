@@ -55,6 +55,9 @@ type Config struct {
 	DataDir string
 	// Fresh: the store has applied nothing yet. A record begins with its store.
 	Fresh bool
+	// Sparse: a region has order items of which the record is not told, those of the placement
+	// machine's own commands in a single-group store. Holes show in the revisions only.
+	Sparse bool
 	// Logger may be nil.
 	Logger *zap.Logger
 	// Fatal is told what makes the record worthless; the process must stop. It must not block.
@@ -63,9 +66,10 @@ type Config struct {
 
 // Recorder keeps a node's record.
 type Recorder struct {
-	log   *zap.Logger
-	fatal func(error)
-	wake  chan struct{} // holds at most one: there is something new
+	log    *zap.Logger
+	fatal  func(error)
+	sparse bool
+	wake   chan struct{} // holds at most one: there is something new
 
 	mu      sync.Mutex // guards all below
 	journal *journal
@@ -99,7 +103,7 @@ func (p place) before(o place) bool {
 
 // Open continues the record in a data directory, or begins one when the store is fresh.
 func Open(cfg Config) (*Recorder, error) {
-	r := &Recorder{log: cfg.Logger, fatal: cfg.Fatal, wake: make(chan struct{}, 1), regions: map[pdpb.RegionID]place{}}
+	r := &Recorder{log: cfg.Logger, fatal: cfg.Fatal, sparse: cfg.Sparse, wake: make(chan struct{}, 1), regions: map[pdpb.RegionID]place{}}
 	if r.log == nil {
 		r.log = zap.NewNop()
 	}
@@ -195,7 +199,7 @@ func (r *Recorder) record(f *frame) {
 	if !last.before(f.at) {
 		return
 	}
-	if f.kind == frameRegion && f.at.item > last.item+1 {
+	if f.kind == frameRegion && f.at.item > last.item+1 && !r.sparse {
 		r.fail(fmt.Errorf("%w: item %d of region %d follows item %d", ErrHole, f.at.item, f.region, last.item))
 		return
 	}

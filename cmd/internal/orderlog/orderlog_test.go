@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"braid/cmd/internal/orderlog/orderlogtest"
 	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
@@ -109,14 +110,10 @@ func (s *store) through(cut pdpb.Cut) error {
 	return s.rec.advance(cut)
 }
 
-// log reads the requests back, by the strings of their protobuf form.
+// log reads the requests back.
 func (s *store) log() string {
 	s.t.Helper()
-	b, err := os.ReadFile(filepath.Join(s.dir, Dir, "wal", walName))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return printWAL(s.t, b)
+	return orderlogtest.Read(s.t, s.dir)
 }
 
 func newStore(t *testing.T) *store {
