@@ -25,6 +25,7 @@ import (
 const (
 	beforeFault = 2 * time.Second
 	afterFault  = 2 * time.Second
+	quiet       = 3 * time.Second
 	windowsMax  = 4 // of beforeFault, to get up to speed
 	keyCount    = 10
 	finalKey    = "tombstone" // as in the suite
@@ -56,8 +57,10 @@ func (r *round) drive(ctx context.Context) ([]report.ClientReport, error) {
 	})
 	maxRevision, err := r.traffic(ctx, before, base, clients)
 	if err == nil {
-		r.revision = maxRevision
-		last <- maxRevision
+		// Requests that their clients gave up may still be executed. The watchers are to see them,
+		// or else the validators would have to guess when that was.
+		r.revision, err = r.standstill(ctx, maxRevision)
+		last <- r.revision
 	}
 	close(last)
 	done := make(chan error, 1)
@@ -156,6 +159,29 @@ func (r *round) finalPut(ctx context.Context, clients *client.ClientSet) error {
 		err = fmt.Errorf("the last operation failed, and the validators need its success: %w", err)
 	}
 	return errors.Join(err, c.Close())
+}
+
+// standstill waits until nothing has been written for a while and returns the revision.
+func (r *round) standstill(ctx context.Context, revision int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
+	defer cancel()
+	c, err := clientv3.New(clientv3.Config{Endpoints: r.cluster.Endpoints(), Logger: zap.NewNop()})
+	if err != nil {
+		return revision, err
+	}
+	defer c.Close()
+	since := time.Now()
+	err = proc.Poll(ctx, 200*time.Millisecond, func() (bool, error) {
+		resp, err := c.Get(ctx, "key")
+		if err != nil {
+			return false, err
+		}
+		if resp.Header.Revision > revision {
+			revision, since = resp.Header.Revision, time.Now()
+		}
+		return time.Since(since) > quiet, nil
+	})
+	return revision, err
 }
 
 // warm waits until the cluster is at its speed.
