@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 )
 
 // gRPC and HTTP share a port. Each keeps its own server, because gRPC inside net/http costs about
@@ -238,3 +240,26 @@ type localAddr struct{}
 
 func (localAddr) Network() string { return "local" }
 func (localAddr) String() string  { return "gateway" }
+
+// connCredentials tells gRPC about TLS that has been negotiated already.
+type connCredentials struct{}
+
+func (connCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if tc, ok := c.(*tls.Conn); ok {
+		return c, credentials.TLSInfo{
+			State:          tc.ConnectionState(),
+			CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+		}, nil
+	}
+	return insecure.NewCredentials().ServerHandshake(c)
+}
+
+func (connCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("gateway: server credentials cannot dial")
+}
+
+func (connCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+func (c connCredentials) Clone() credentials.TransportCredentials { return c }
+func (connCredentials) OverrideServerName(string) error           { return nil }

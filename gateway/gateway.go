@@ -30,9 +30,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 
-	"braid/gateway/h2"
 	"braid/router"
 	"braid/watchsvc"
 )
@@ -110,11 +108,8 @@ type Config struct {
 	ProgressNotifyInterval time.Duration
 	ElectionTimeout        time.Duration
 
-	// Keepalive says when a client that is silent is asked whether it is there (Time, default two
-	// hours) and how long it may take (Timeout, default 20 s); KeepaliveEnforcement how often it
-	// may ask.
-	Keepalive            keepalive.ServerParameters
-	KeepaliveEnforcement keepalive.EnforcementPolicy
+	// ServerOptions are added to gRPC's, for keepalive parameters say.
+	ServerOptions []grpc.ServerOption
 	// Register adds further services to the client port. May be nil.
 	Register func(grpc.ServiceRegistrar)
 
@@ -170,6 +165,10 @@ func (c *Config) fill() error {
 // grpcOverheadBytes is what a message may be larger than the request limit, as in etcd.
 const grpcOverheadBytes = 512 << 10
 
+// streamWorkers are goroutines kept for requests: a new one for each request would grow its stack
+// again each time. More requests than that at one time get goroutines of their own.
+const streamWorkers = 128
+
 // Server is the gateway of one node.
 type Server struct {
 	cfg     Config
@@ -177,8 +176,7 @@ type Server struct {
 	limits  limits
 	metrics *metrics
 
-	h2        *h2.Server    // gRPC on connections of its own
-	grpc      *grpc.Server  // gRPC inside HTTP, for clients that speak both
+	grpc      *grpc.Server
 	grpcConns *connListener // connections that speak gRPC
 	health    *health.Server
 	http      *http.Server
@@ -220,7 +218,7 @@ func New(cfg Config) (*Server, error) {
 	if err := s.buildHTTP(); err != nil {
 		return nil, err
 	}
-	s.serving.Go(func() { s.serveOn("grpc", s.h2.Serve(s.grpcConns)) })
+	s.serving.Go(func() { s.serveOn("grpc", s.grpc.Serve(s.grpcConns)) })
 	s.serving.Go(func() { s.serveOn("http", s.http.Serve(s.httpConns)) })
 	return s, nil
 }
@@ -233,55 +231,36 @@ func (s *Server) buildGRPC() {
 	prom := grpcprom.NewServerMetrics(popts...)
 	s.cfg.Registry.MustRegister(prom)
 
-	promUnary, promStream := prom.UnaryServerInterceptor(), prom.StreamServerInterceptor()
-	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		return promUnary(ctx, req, info, func(ctx context.Context, req any) (any, error) { return s.unary(ctx, req, info, handler) })
-	}
-	stream := func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		return promStream(srv, ss, info, func(srv any, ss grpc.ServerStream) error { return s.stream(srv, ss, info, handler) })
-	}
-	codec, recvBytesMax := newCountingCodec(s.metrics), s.cfg.MaxRequestBytes+grpcOverheadBytes
-	s.h2 = h2.New(h2.Options{
-		Codec: codec, Unary: unary, Stream: stream, Unknown: unknownService,
-		RecvBytesMax: recvBytesMax, StreamsMax: s.cfg.MaxConcurrentStreams,
-		Keepalive: s.cfg.Keepalive, Enforcement: s.cfg.KeepaliveEnforcement,
-	})
-	s.grpc = grpc.NewServer(
-		grpc.ForceServerCodecV2(codec),
-		grpc.MaxRecvMsgSize(recvBytesMax),
+	opts := []grpc.ServerOption{
+		grpc.Creds(connCredentials{}),
+		grpc.ForceServerCodecV2(newCountingCodec(s.metrics)),
+		grpc.MaxRecvMsgSize(s.cfg.MaxRequestBytes + grpcOverheadBytes),
 		grpc.MaxSendMsgSize(math.MaxInt32),
-		grpc.UnaryInterceptor(unary),
-		grpc.StreamInterceptor(stream),
+		grpc.MaxConcurrentStreams(s.cfg.MaxConcurrentStreams),
+		grpc.ChainUnaryInterceptor(prom.UnaryServerInterceptor(), s.unary),
+		grpc.ChainStreamInterceptor(prom.StreamServerInterceptor(), s.stream),
 		grpc.UnknownServiceHandler(unknownService),
-	)
+		grpc.NumStreamWorkers(streamWorkers),
+	}
+	s.grpc = grpc.NewServer(append(opts, s.cfg.ServerOptions...)...)
 
-	to := registrars{s.h2, s.grpc}
-	pb.RegisterKVServer(to, &kvServer{s: s})
-	pb.RegisterMaintenanceServer(to, &maintenanceServer{s: s})
-	pb.RegisterClusterServer(to, &clusterServer{s: s})
-	pb.RegisterWatchServer(to, &watchServer{s: s})
-	pb.RegisterLeaseServer(to, leaseServer{})
-	pb.RegisterAuthServer(to, authServer{})
+	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
+	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
+	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
+	pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
+	pb.RegisterLeaseServer(s.grpc, leaseServer{})
+	pb.RegisterAuthServer(s.grpc, authServer{})
 	s.health = health.NewServer()
-	healthpb.RegisterHealthServer(to, s.health)
+	healthpb.RegisterHealthServer(s.grpc, s.health)
 	if s.cfg.Register != nil {
-		s.cfg.Register(to)
+		s.cfg.Register(s.grpc)
 	}
 	prom.InitializeMetrics(s.grpc)
 }
 
-// registrars registers services with several servers.
-type registrars []grpc.ServiceRegistrar
-
-func (r registrars) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	for _, s := range r {
-		s.RegisterService(desc, impl)
-	}
-}
-
 // serveOn reports the end of one of the two servers, which is expected only after Stop.
 func (s *Server) serveOn(what string, err error) {
-	if err == nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, h2.ErrStopped) || errors.Is(err, net.ErrClosed) {
+	if err == nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, grpc.ErrServerStopped) || errors.Is(err, net.ErrClosed) {
 		return
 	}
 	s.cfg.Logger.Error("client server ended", zap.String("server", what), zap.Error(err))
@@ -324,15 +303,14 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 	ended := make(chan struct{})
 	wg.Go(func() {
-		s.h2.GracefulStop()
+		s.grpc.GracefulStop()
 		close(ended)
 	})
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		s.h2.Stop()
+		s.grpc.Stop()
 	}
-	s.grpc.Stop() // its requests were HTTP's, which has ended
 	wg.Wait()
 	s.serving.Wait()
 	s.receivers.Wait()

@@ -8,6 +8,7 @@ import (
 	"net/url"
 
 	etcdtransport "go.etcd.io/etcd/client/pkg/v3/transport"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
 	"braid/cmd/internal/config"
@@ -110,12 +111,16 @@ func (n *Node) listenMetrics() ([]boundListener, error) {
 	return ls, err
 }
 
-// keepaliveOf is how idle client connections are treated, as etcd does it.
-func keepaliveOf(cfg *config.Config) (p keepalive.ServerParameters, e keepalive.EnforcementPolicy) {
-	if cfg.GRPCKeepAliveInterval > 0 && cfg.GRPCKeepAliveTimeout > 0 {
-		p = keepalive.ServerParameters{Time: cfg.GRPCKeepAliveInterval, Timeout: cfg.GRPCKeepAliveTimeout}
+// keepaliveOptions are gRPC's for client connections, as etcd sets them.
+func keepaliveOptions(cfg *config.Config) []grpc.ServerOption {
+	var opts []grpc.ServerOption
+	if cfg.GRPCKeepAliveMinTime > 0 {
+		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: cfg.GRPCKeepAliveMinTime}))
 	}
-	return p, keepalive.EnforcementPolicy{MinTime: max(cfg.GRPCKeepAliveMinTime, 0)}
+	if cfg.GRPCKeepAliveInterval > 0 && cfg.GRPCKeepAliveTimeout > 0 {
+		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{Time: cfg.GRPCKeepAliveInterval, Timeout: cfg.GRPCKeepAliveTimeout}))
+	}
+	return opts
 }
 
 func urlStrings(urls []url.URL) []string {

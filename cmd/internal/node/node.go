@@ -352,12 +352,11 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
 		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
 	})
-	keepaliveParams, enforcement := keepaliveOf(cfg)
 	gw, err := gateway.New(gateway.Config{
 		KV: r, Cluster: &clusterView{n}, Logger: n.log, Registry: n.registry,
 		ExtensiveMetrics: cfg.Metrics == "extensive", MaxRequestBytes: int(cfg.MaxRequestBytes), MaxTxnOps: int(cfg.MaxTxnOps),
 		MaxConcurrentStreams: cfg.MaxConcurrentStreams, RequestTimeout: timeout,
-		Keepalive: keepaliveParams, KeepaliveEnforcement: enforcement, Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,
+		ServerOptions: keepaliveOptions(cfg), Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,
 		DisableJSON: cfg.DisableJSON, WarnDuration: cfg.WarnUnaryRequest,
 		Watches: n.watches, ProgressNotifyInterval: cfg.WatchProgressNotifyInterval, ElectionTimeout: time.Duration(cfg.ElectionMs) * time.Millisecond,
 		Register: func(s grpc.ServiceRegistrar) { admin.Register(s, n.Admin()) },
