@@ -25,8 +25,9 @@ type aim struct {
 	pd         int  // of 100 faults, against pd's leader
 	wait       int  // one in so many stale stores reads while it is cut off
 	checkpoint uint64
-	watches    int // of 1,000 steps
-	window     int // bytes of events that a store keeps for its watches
+	single     bool // one store, where one sync covers an entry and its cut (A1)
+	watches    int  // of 1,000 steps
+	window     int  // bytes of events that a store keeps for its watches
 }
 
 var plain = aim{
@@ -42,7 +43,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -78,6 +79,10 @@ var aims = map[string]aim{
 	"snaptxns": vary(func(a *aim) {
 		a.flush, a.crash, a.partition, a.installs, a.checkpoint = 120, 50, 60, 4, 8
 		a.txns, a.ops, a.hot, a.window = 250, 120, 60, 4<<10
+	}),
+	// One store, which crashes with what its disk had queued in any state of being written.
+	"one": vary(func(a *aim) {
+		a.single, a.crash, a.flush, a.logFlush, a.restart, a.txns = true, 60, 12, 200, 80, 80
 	}),
 	// Many watches that come, go and move, compactions and snapshots under them, little memory.
 	"watch": vary(func(a *aim) {

@@ -130,8 +130,8 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 	c.w.stats.Cuts++
 	c.w.event("cut %v", m)
 	if len(res.Cut.Items) > 0 && !c.w.calm && c.w.chance(c.w.aim.deaf) {
-		hears := c.w.rng.IntN(stores)
-		for i := range stores {
+		hears := c.w.rng.IntN(len(c.w.stores))
+		for i := range c.w.stores {
 			if i != hears {
 				c.w.net.holes[i] += 1 + c.w.rng.IntN(6)
 			}
@@ -139,7 +139,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 	}
 	if res.Cut.Forgotten > 0 && !c.w.calm && c.w.chance(c.w.aim.hole) {
 		// A frame that is lost now makes a store subscribe anew when pd has forgotten items.
-		c.w.net.holes[c.w.rng.IntN(stores)]++
+		c.w.net.holes[c.w.rng.IntN(len(c.w.stores))]++
 		c.w.stats.Holes++
 	}
 }

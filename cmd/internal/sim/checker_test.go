@@ -81,7 +81,7 @@ func TestCheckersCanFail(t *testing.T) {
 			w.check.checkComplete(&read{point: pdpb.ReadPoint{Cut: w.check.mark.Cut}}, w.stores[0], w.stores[0].groups[id])
 		}},
 		{"a serializable read that goes back", "I4", func(t *testing.T, w *World) {
-			for s := range stores {
+			for s := range w.stores {
 				for i := range w.cfg.Regions {
 					w.check.seen[sight{s, i, w.stores[s].life}] = w.check.mark.Rev + 1
 				}

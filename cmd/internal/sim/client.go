@@ -58,9 +58,9 @@ func (c *checker) clientOps(n int) {
 
 // replicaFor is a store for a request: mostly one that believes it leads; two may.
 func (c *checker) replicaFor(id pdpb.RegionID) *store {
-	first := c.w.rng.IntN(stores)
-	for i := range stores {
-		s := c.w.stores[(first+i)%stores]
+	first := c.w.rng.IntN(len(c.w.stores))
+	for i := range c.w.stores {
+		s := c.w.stores[(first+i)%len(c.w.stores)]
 		if g := s.groups[id]; s.up && g != nil && (g.leading || c.w.chance(12)) {
 			return s
 		}
@@ -197,10 +197,10 @@ func (c *checker) durable(o *op, a *appliedEntry) {
 			cut++
 		}
 	}
-	if region <= stores/2 {
+	if region <= len(c.w.stores)/2 {
 		c.w.fail("I8: op %d is acknowledged, its entry %d/%d of region %d is durable on %d stores", o.id, a.index, a.term, a.region, region)
 	}
-	if cut <= stores/2 {
+	if cut <= len(c.w.stores)/2 {
 		c.w.fail("I8: op %d is acknowledged, its cut %d at %d/%d is durable on %d stores", o.id, a.cut, rec.index, rec.term, cut)
 	}
 }

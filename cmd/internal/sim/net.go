@@ -41,10 +41,10 @@ type packet struct {
 // network is what is under way, and which links are cut.
 type network struct {
 	packets []*packet // in the order of sending
-	order   [stores][stores]int
-	blocked [stores][stores]bool // from, to
-	holes   [stores]int          // frames to a store that will be lost
-	raft    int                  // messages of raft so far
+	order   [storesMax][storesMax]int
+	blocked [storesMax][storesMax]bool // from, to
+	holes   [storesMax]int             // frames to a store that will be lost
+	raft    int                        // messages of raft so far
 }
 
 // netMax bounds what is under way; beyond it a random packet is lost.
@@ -52,7 +52,7 @@ const netMax = 600
 
 // send puts a packet on its way. Links keep the order, but a packet that is late is overtaken.
 func (w *World) send(p *packet) {
-	if p.to < 0 || p.to >= stores {
+	if p.to < 0 || p.to >= len(w.stores) {
 		w.fail("a message to nowhere: %+v", p)
 		return
 	}

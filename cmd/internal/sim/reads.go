@@ -41,7 +41,7 @@ func (c *checker) clientRead() {
 		return
 	}
 	w := c.w
-	s := w.stores[w.rng.IntN(stores)]
+	s := w.stores[w.rng.IntN(len(w.stores))]
 	if i := w.isolated(); i != nil && w.chance(w.aim.wait) {
 		s = i
 	}
@@ -114,7 +114,7 @@ func (c *checker) serve(r *read) bool {
 		if r.got[i] != nil {
 			continue
 		}
-		s := c.w.stores[c.w.rng.IntN(stores)]
+		s := c.w.stores[c.w.rng.IntN(len(c.w.stores))]
 		g := c.readable(s, i)
 		if g == nil {
 			continue
@@ -179,7 +179,7 @@ type sight struct {
 // serializable reads a region from some replica without a point. The answer must be the state at
 // the revision that it names (checked at the end), and that never falls while the replica lives.
 func (c *checker) serializable() {
-	s := c.w.stores[c.w.rng.IntN(stores)]
+	s := c.w.stores[c.w.rng.IntN(len(c.w.stores))]
 	i := c.w.rng.IntN(c.w.cfg.Regions)
 	g := c.readable(s, i)
 	if g == nil {

@@ -28,9 +28,9 @@ func (w *World) step() {
 	}
 	w.check.stepTxns()
 	w.check.stepWatches()
-	first := w.rng.IntN(stores)
-	for i := range stores {
-		w.storeStep(w.stores[(first+i)%stores])
+	first := w.rng.IntN(len(w.stores))
+	for i := range w.stores {
+		w.storeStep(w.stores[(first+i)%len(w.stores)])
 		if w.err != nil {
 			return
 		}
@@ -107,9 +107,9 @@ func (w *World) faults() {
 		}
 		w.event("stopped clock: %d", w.stopped)
 	case take(a.fence):
-		w.check.raiseFence(w.stores[w.rng.IntN(stores)])
+		w.check.raiseFence(w.stores[w.rng.IntN(len(w.stores))])
 	case take(a.compact):
-		w.check.compact(w.stores[w.rng.IntN(stores)])
+		w.check.compact(w.stores[w.rng.IntN(len(w.stores))])
 	}
 }
 
@@ -122,21 +122,24 @@ func (w *World) victim() *store {
 			}
 		}
 	}
-	return w.stores[w.rng.IntN(stores)]
+	return w.stores[w.rng.IntN(len(w.stores))]
 }
 
 // partition heals the network, or cuts off a store, a link, or one direction of a link.
 func (w *World) partition() {
-	w.net.blocked = [stores][stores]bool{}
+	if len(w.stores) == 1 {
+		return
+	}
+	w.net.blocked = [storesMax][storesMax]bool{}
 	v := w.victim().i
-	other := (v + 1 + w.rng.IntN(stores-1)) % stores
+	other := (v + 1 + w.rng.IntN(len(w.stores)-1)) % len(w.stores)
 	cut := func(a, b int) { w.net.blocked[a][b], w.net.blocked[b][a] = true, true }
 	switch w.rng.IntN(8) {
 	case 0, 1, 2:
 		w.event("network heals")
 		return
 	case 3, 4, 5:
-		for i := range stores {
+		for i := range w.stores {
 			if i != v {
 				cut(v, i)
 			}
@@ -154,8 +157,9 @@ func (w *World) partition() {
 
 // isolated is the store that nobody reaches, nil when there is none.
 func (w *World) isolated() *store {
+	n := len(w.stores)
 	for i, s := range w.stores {
-		if b := &w.net.blocked[i]; b[(i+1)%stores] && b[(i+2)%stores] {
+		if b := &w.net.blocked[i]; b[(i+1)%n] && b[(i+2)%n] {
 			return s
 		}
 	}
@@ -163,7 +167,7 @@ func (w *World) isolated() *store {
 }
 
 func (w *World) moveLeader() {
-	s := w.stores[w.rng.IntN(stores)]
+	s := w.stores[w.rng.IntN(len(w.stores))]
 	if !s.up {
 		return
 	}
@@ -172,7 +176,7 @@ func (w *World) moveLeader() {
 		g = s.groups[raftid.PDGroup]
 	}
 	if w.chance(2) {
-		g.in.Transfer = raftid.ReplicaID(w.rng.IntN(stores) + 1)
+		g.in.Transfer = raftid.ReplicaID(w.rng.IntN(len(w.stores)) + 1)
 	} else {
 		g.in.Campaign = true
 	}
@@ -275,7 +279,7 @@ func (w *World) heal() {
 		return
 	}
 	w.calm, w.stopped = true, -1
-	w.net.blocked = [stores][stores]bool{}
+	w.net.blocked = [storesMax][storesMax]bool{}
 	for _, p := range w.net.packets {
 		p.due = w.stats.Steps
 	}

@@ -46,7 +46,7 @@ type Result struct {
 	Hash  uint64 // of all events in order: equal runs have equal hashes
 }
 
-const stores = 3
+const storesMax = 3 // of a cluster; an aim may have one
 
 // World is a cluster in one goroutine.
 type World struct {
@@ -56,7 +56,7 @@ type World struct {
 	mut     mutants
 	now     time.Duration
 	calm    bool // healing: no faults
-	stores  [stores]*store
+	stores  []*store
 	net     network
 	stopped int // the store whose clock stands still, -1 for none
 	boot    *pd.Bootstrap
@@ -133,7 +133,11 @@ func (w *World) setUp() error {
 		return fmt.Errorf("no aim %q", w.cfg.Aim)
 	}
 	w.boot = &pd.Bootstrap{ClusterID: 7, Mode: pdpb.MultiGroup}
-	for i := range stores {
+	n := storesMax
+	if w.aim.single {
+		n = 1
+	}
+	for i := range n {
 		w.boot.Stores = append(w.boot.Stores, pdpb.Store{ID: storeID(i), Name: fmt.Sprintf("s%d", i+1)})
 	}
 	var start []byte
@@ -143,14 +147,14 @@ func (w *World) setUp() error {
 			end = key((r + 1) * keysPerRegion)
 		}
 		d := pdpb.Descriptor{ID: raftid.FirstRegion + raftid.GroupID(r), Span: mvcc.Span{Start: start, End: end}, Epoch: 1, Incarnation: 1, StartIndex: 10, StartTerm: 1}
-		for j := range stores {
-			d.Peers = append(d.Peers, pdpb.Peer{Replica: raftid.ReplicaID(j + 1), Store: storeID((r + j) % stores)})
+		for j := range n {
+			d.Peers = append(d.Peers, pdpb.Peer{Replica: raftid.ReplicaID(j + 1), Store: storeID((r + j) % n)})
 		}
 		w.boot.Regions = append(w.boot.Regions, d)
 		start = end
 	}
-	for i := range w.stores {
-		w.stores[i] = newStore(w, i)
+	for i := range n {
+		w.stores = append(w.stores, newStore(w, i))
 	}
 	for _, s := range w.stores {
 		if err := s.start(); err != nil {

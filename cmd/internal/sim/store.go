@@ -78,7 +78,7 @@ func (s *store) start() error {
 	s.collected = map[pdpb.RegionID]mvcc.Revision{}
 	s.doomed, s.ackFloor = 0, order.NoFloor
 	s.openHub()
-	members := make([]raftid.StoreID, stores)
+	members := make([]raftid.StoreID, len(s.w.stores))
 	for i := range members {
 		members[i] = storeID(i)
 	}
@@ -120,7 +120,7 @@ func (s *store) start() error {
 
 func (s *store) startMember(members []raftid.StoreID) error {
 	storeOf := func(r raftid.ReplicaID) (raftid.StoreID, bool) {
-		return storeID(int(r) - 1), r >= 1 && int(r) <= stores
+		return storeID(int(r) - 1), r >= 1 && int(r) <= len(s.w.stores)
 	}
 	log := s.disk.Log(raftid.PDGroup)
 	g := s.newGroup(raftid.PDGroup)
@@ -201,7 +201,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 		Store: s.id, Replica: self, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
 		Limits:      limits,
-		SharedFsync: s.w.mut.sharedFsync,
+		SharedFsync: s.w.mut.sharedFsync || len(s.w.stores) == 1,
 		Snapshots:   backend{s, d.Span},
 		Observer: region.Observer{Applied: func(index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 			s.w.check.applied(s, d.ID, index, term, it, e, rev, void)

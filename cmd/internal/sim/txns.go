@@ -93,7 +93,7 @@ const (
 // startTxn begins a transaction over two or three keys of at least two regions.
 func (c *checker) startTxn() {
 	w := c.w
-	s := w.stores[w.rng.IntN(stores)]
+	s := w.stores[w.rng.IntN(len(w.stores))]
 	if !s.up || len(c.txns.live) >= txnsMax || w.cfg.Regions < 2 {
 		return
 	}
@@ -270,7 +270,7 @@ func (c *checker) readTxn(t *crossTxn) {
 			continue
 		}
 		i := k / keysPerRegion
-		g := c.readable(c.w.stores[c.w.rng.IntN(stores)], i)
+		g := c.readable(c.w.stores[c.w.rng.IntN(len(c.w.stores))], i)
 		if g == nil {
 			return
 		}
@@ -348,7 +348,7 @@ func (c *checker) durableTxn(t *crossTxn, d decided) {
 				n++
 			}
 		}
-		if n <= stores/2 {
+		if n <= len(c.w.stores)/2 {
 			c.w.fail("I8: txn %d is acknowledged, its prepare %d/%d of region %d is durable on %d stores", t.id, a.index, a.term, id, n)
 		}
 	}
@@ -358,7 +358,7 @@ func (c *checker) durableTxn(t *crossTxn, d decided) {
 			n++
 		}
 	}
-	if n <= stores/2 {
+	if n <= len(c.w.stores)/2 {
 		c.w.fail("I8: txn %d is acknowledged, its cut %d is durable on %d stores", t.id, d.cut, n)
 	}
 }
@@ -403,6 +403,11 @@ func (c *checker) cutDecided(cut pdpb.Cut, index, term uint64, list []pdpb.Decis
 // partDecided is told each decision by each replica.
 func (c *checker) partDecided(s *store, id pdpb.RegionID, it *pdpb.Item, p *regionpb.Prepared, d pdpb.Decision) {
 	k := partKey{d.Attempt, id}
+	if _, ok := c.txns.decided[d.Attempt]; !ok && !d.Commit {
+		// Prepared after pd had forgotten so old attempts: aborted without a decision of its own (A4).
+		// The item is of a cut, and nobody may find it committed.
+		c.txns.decided[d.Attempt] = decided{d: d, cut: it.Cut}
+	}
 	if known, ok := c.txns.decided[d.Attempt]; !ok || known.d != d {
 		c.w.fail("T3: store %d region %d applied %v in item %d, cuts say %v", s.i, id, d, it.N, known.d)
 		return

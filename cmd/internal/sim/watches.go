@@ -223,7 +223,7 @@ func (c *checker) startWatch() {
 // place finds a stream for a watch, or opens one.
 func (c *checker) place(a *watch) {
 	w := c.w
-	s := w.stores[w.rng.IntN(stores)]
+	s := w.stores[w.rng.IntN(len(w.stores))]
 	if !s.up {
 		return
 	}
