@@ -9,6 +9,10 @@ BIN       := bin/braid
 # Versions of tools that are run and never linked.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+# Micro-benchmarks: how long, and where they are. BENCHTIME=1x only shows that they still run.
+BENCHTIME  ?= 1s
+BENCH_PKGS ?= $(sort $(dir $(addprefix ./,$(shell git ls-files '*_test.go' | xargs grep -l '^func Benchmark' | grep -v '^cmd/tests/'))))
+
 # Packages with goroutines. The simulator has one, and would only be slow.
 RACE_PKGS ?= $(shell $(GO) list ./... | grep -v -e /sim$$ -e /rules$$)
 
@@ -38,8 +42,8 @@ STEPS ?= 3000
 sim: ## simulated clusters from seeds, and without each rule (SEED, SEEDS, STEPS)
 	$(GO) test ./cmd/internal/sim -count=1 -v -timeout 0 -sim.seed=$(SEED) -sim.seeds=$(SEEDS) -sim.steps=$(STEPS)
 
-bench: ## micro-benchmarks
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: ## micro-benchmarks of the cores (BENCHTIME, BENCH_PKGS)
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(BENCH_PKGS)
 
 # The programs below compare with a real etcd; they have a module of their own.
 etcd-diff: ## the same random requests at braid and at a real etcd (ARGS)

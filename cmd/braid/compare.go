@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -65,7 +66,7 @@ func compareCommand() *cobra.Command {
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(o.Dir)) }()
 		}
-		o.Command = "braid " + strings.Join(os.Args[1:], " ")
+		o.Command = commandLine(os.Args[1:])
 		o.Bar = bench.NewBar(cmd.ErrOrStderr())
 		if !quiet {
 			o.Note = func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }
@@ -97,6 +98,23 @@ func compareCommand() *cobra.Command {
 		}
 	}
 	return c
+}
+
+// commandLine is what a table says of its origin; where files lie on this machine is left out.
+func commandLine(args []string) string {
+	line := "braid"
+	for _, a := range args {
+		flag, path, found := strings.Cut(a, "=")
+		if !found {
+			flag, path = "", a
+		}
+		a = filepath.Base(path)
+		if found {
+			a = flag + "=" + a
+		}
+		line += " " + a
+	}
+	return line
 }
 
 // compareSystems turns names into programs.

@@ -17,8 +17,9 @@ const (
 	putDuring     = "put meanwhile"
 )
 
-// catchUpBase is how long puts are measured before the watcher comes.
-const catchUpBase = 3 * time.Second
+// Puts are measured before the watcher comes for three times the warm-up, and at least for
+// catchUpBaseMin.
+const catchUpBaseMin = 500 * time.Millisecond
 
 // CatchUp measures a watcher that resumes behind revisions in the past while puts go on at the
 // rate of the options: the time until it has everything that had happened when it came, and the
@@ -53,7 +54,7 @@ func CatchUp(ctx context.Context, target Target, load Load, opts Options, behind
 	defer closeAll(conns)
 
 	steady := opts
-	steady.WarmUp, steady.Count, steady.Duration = time.Second, 0, catchUpBase
+	steady.Count, steady.Duration = 0, max(3*opts.WarmUp, catchUpBaseMin)
 	before, err := Run(ctx, target, load, steady, Observer{Progress: observe.Progress})
 	if err != nil {
 		return nil, err

@@ -302,7 +302,7 @@ func rewrite(ctx context.Context, s *side) error {
 
 func catchUp(ctx context.Context, s *side) ([]value, error) {
 	behind := s.count(500_000, 5_000)
-	o := bench.Options{Clients: 256, Connections: 16, Rate: 500, Duration: 2 * time.Minute, Timeout: 30 * time.Second}
+	o := bench.Options{Clients: 256, Connections: 16, Rate: 500, WarmUp: time.Second, Duration: 2 * time.Minute, Timeout: 30 * time.Second}
 	r, err := s.observe(ctx, func(ob bench.Observer) (*bench.Report, error) {
 		return bench.CatchUp(ctx, s.target(), s.load(one("put")), o, behind, ob)
 	})
