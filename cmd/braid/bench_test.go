@@ -84,7 +84,7 @@ func benchJSON(t *testing.T, into any, args ...string) {
 func TestBenchLoads(t *testing.T) {
 	ep := "--endpoints=" + startStore(t)
 	picture := filepath.Join(t.TempDir(), "picture.svg")
-	small := []string{ep, "--keys=1000", "--clients=4", "--conns=2", "--warm-up=0s", "--duration=150ms", "--range-keys=20", "--page=7"}
+	small := []string{ep, "--keys=1000", "--clients=4", "--conns=2", "--warm-up=0s", "--duration=0", "--count=20", "--range-keys=20", "--page=7"}
 	for _, tc := range []struct {
 		args  []string
 		kinds string

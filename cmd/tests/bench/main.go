@@ -1,5 +1,7 @@
 // Command bench compares braid with etcd on one machine and writes the result as a markdown table.
 //
+//	bench -mode compare [-- FLAGS]   braid bench compare, with braid and etcd built here: the table of
+//	                   docs/bench/compare.md
 //	bench -mode puts   three nodes each (-nodes), 256 clients putting (-clients), rounds in turn: puts
 //	                   per second, syncs of the log per put and node, CPU time of the servers per
 //	                   1,000 puts
@@ -19,6 +21,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime"
 	"strings"
@@ -91,6 +94,9 @@ func run(ctx context.Context, o options) error {
 	programs, err := o.programs()
 	if err != nil {
 		return err
+	}
+	if o.mode == "compare" {
+		return compare(ctx, o)
 	}
 	if o.dir == "" {
 		dir, err := os.MkdirTemp("", "braid-bench-")
@@ -213,4 +219,22 @@ func dial(c *proc.Cluster, conns int) ([]*clientv3.Client, func(), error) {
 func key(n int) string {
 	const letters = "abcdefghijklm"
 	return fmt.Sprintf("%c/%010d", letters[n%len(letters)], n/len(letters))
+}
+
+// compare hands over to braid bench compare; its table goes to -out, and what it is made of and the
+// picture beside it. Further arguments are flags of braid bench compare.
+func compare(ctx context.Context, o options) error {
+	if o.out == "" {
+		return errors.New("mode compare needs -out FILE.md")
+	}
+	base := strings.TrimSuffix(o.out, ".md")
+	args := append([]string{"bench", "compare", "--etcd=" + o.etcd, "--keep=" + base + ".json", "--plot=" + base + ".svg", "-o", "markdown"}, flag.Args()...)
+	cmd := exec.CommandContext(ctx, o.braid, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it stops its clusters
+	var table strings.Builder
+	cmd.Stdout, cmd.Stderr = &table, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return err
+	}
+	return os.WriteFile(o.out, []byte("# Many groups, one group, etcd\n"+table.String()), 0o644)
 }
