@@ -112,12 +112,30 @@ func (s *servers) kill() error {
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
+	gone := time.Now().Add(goneTimeout)
 	for _, n := range s.state.Nodes {
-		for n.Process.Alive() {
-			<-tick.C // the system is about to end it; nothing can keep it
+		// A process whose first thread has ended may still have others in a system call, a sync for
+		// example, and they keep its ports.
+		for n.Process.Alive() || !free(n.Client) || !free(n.Peer) {
+			if time.Now().After(gone) {
+				return fmt.Errorf("%s of %s was killed and still holds its ports after %s", n.Name, s.system.Name, goneTimeout)
+			}
+			<-tick.C
 		}
 	}
 	return nil
+}
+
+// goneTimeout bounds the wait for killed processes to let go of their ports.
+const goneTimeout = 30 * time.Second
+
+// free says whether nobody listens on the port of a URL.
+func free(url string) bool {
+	l, err := net.Listen("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
 }
 
 // restart starts killed nodes again and says how long it took until all were ready.
