@@ -20,13 +20,14 @@ type GCStats struct {
 type MemSpan struct {
 	Span     Span
 	versions []*Version
+	records  []memRecord
 	bare     bool // without index records
 }
 
 // WithoutIndex is the same state as rule R2 forbids it to travel: its revisions have no index
 // records. For tests that show that this is noticed.
 func (m *MemSpan) WithoutIndex() *MemSpan {
-	return &MemSpan{Span: m.Span, versions: m.versions, bare: true}
+	return &MemSpan{Span: m.Span, versions: m.versions, records: m.records, bare: true}
 }
 
 // All yields the versions by key, newest first. They must not be changed.
@@ -39,7 +40,11 @@ func (m *MemSpan) Len() int { return len(m.versions) }
 func (s *MemStore) ExportSpan(group uint64, span Span) (data *MemSpan, position []byte) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return &MemSpan{Span: span, versions: s.live.spanVersions(span)}, s.live.positions[group]
+	data = &MemSpan{Span: span, versions: s.live.spanVersions(span)}
+	for _, kind := range RecordKinds {
+		data.records = append(data.records, s.live.spanRecords(kind, span)...)
+	}
+	return data, s.live.positions[group]
 }
 
 // ImportKind says how an import behaves towards a crash. Pebble has both behaviours without its
@@ -90,6 +95,14 @@ func (s *memState) replace(group uint64, data *MemSpan, position []byte) error {
 		if data.bare {
 			s.events.Delete(v)
 		}
+	}
+	for _, kind := range RecordKinds {
+		for _, r := range s.spanRecords(kind, data.Span) {
+			s.records.Delete(r)
+		}
+	}
+	for _, r := range data.records {
+		s.setRecord(r)
 	}
 	s.positions[group] = append([]byte{}, position...)
 	return nil

@@ -35,8 +35,9 @@ type MemStore struct {
 type memState struct {
 	versions  *btree.BTreeG[*Version] // by key, then newest first
 	events    *btree.BTreeG[*Version] // by (Mod, Sub): the revision index
-	positions map[uint64][]byte       // never mutated in place once shared; see batch commit
-	logical   int64                   // sum of LogicalSize over versions
+	records   *btree.BTreeG[memRecord]
+	positions map[uint64][]byte // never mutated in place once shared; see batch commit
+	logical   int64             // sum of LogicalSize over versions
 }
 
 // memDegree is the fan-out of the trees: small, because a write after a Flush copies the nodes on
@@ -48,6 +49,7 @@ func NewMemStore() *MemStore {
 	s := &MemStore{live: memState{
 		versions:  btree.NewG(memDegree, versionLess),
 		events:    btree.NewG(memDegree, eventLess),
+		records:   btree.NewG(memDegree, memRecord.less),
 		positions: map[uint64][]byte{},
 	}}
 	s.disk = s.live.clone()
@@ -69,7 +71,7 @@ func eventLess(a, b *Version) bool {
 }
 
 func (s *memState) clone() memState {
-	return memState{versions: s.versions.Clone(), events: s.events.Clone(),
+	return memState{versions: s.versions.Clone(), events: s.events.Clone(), records: s.records.Clone(),
 		positions: maps.Clone(s.positions), logical: s.logical}
 }
 
@@ -228,6 +230,7 @@ func (s *MemStore) NewBatch() Batch { return &memBatch{s: s} }
 type memBatch struct {
 	s         *MemStore
 	versions  []*Version
+	records   []memRecord
 	positions map[uint64][]byte
 	done      bool
 }
@@ -267,23 +270,30 @@ func (b *memBatch) Commit() error {
 			return err
 		}
 	}
+	for _, r := range b.records {
+		b.s.live.setRecord(r)
+	}
 	maps.Copy(b.s.live.positions, b.positions)
 	return nil
 }
 
 func (b *memBatch) Close() error {
 	b.done = true
-	b.versions, b.positions = nil, nil
+	b.versions, b.records, b.positions = nil, nil, nil
 	return nil
 }
 
-// String prints the visible state, one version a line, then the positions.
+// String prints the visible state, one version a line, then the records and the positions.
 func (s *MemStore) String() string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var b bytes.Buffer
 	s.live.versions.Ascend(func(v *Version) bool {
 		fmt.Fprintln(&b, v)
+		return true
+	})
+	s.live.records.Ascend(func(r memRecord) bool {
+		fmt.Fprintf(&b, "record %v: %q\n", r.key, r.value)
 		return true
 	})
 	for _, g := range slices.Sorted(maps.Keys(s.live.positions)) {

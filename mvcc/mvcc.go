@@ -92,12 +92,26 @@ type Reader interface {
 	Scan(span Span, at Revision, opts ScanOptions, fn func(v *Version) bool) error
 	// Count returns the number of keys of span that are alive at the revision.
 	Count(span Span, at Revision) (int64, error)
+	// Attached calls fn with each key of span whose newest version names the lease, in key order,
+	// until fn returns false.
+	Attached(lease int64, span Span, fn func(key []byte) bool) error
+	// Record returns a record of the system space, false when there is none.
+	Record(k RecordKey) ([]byte, bool, error)
+	// Records calls fn with each record of a kind that lies in span, in order, until fn returns
+	// false.
+	Records(kind RecordKind, span Span, fn func(k RecordKey, value []byte) bool) error
 }
 
 // Batch is a set of writes that becomes visible, and later durable, as one.
 type Batch interface {
 	// Put adds a version (or tombstone) and its revision-index record. The slices are copied.
+	// A version with a lease attaches its key to it.
 	Put(v *Version) error
+	// Detach says that the newest version of key, which this batch writes, does not name the lease
+	// that the one before named.
+	Detach(lease int64, key []byte) error
+	// SetRecord writes a record of the system space; a nil value removes it. The slices are copied.
+	SetRecord(k RecordKey, value []byte) error
 	// SetPosition records the opaque applied position of a group.
 	SetPosition(group uint64, position []byte) error
 	// Commit makes the batch visible to readers. It does not make it durable: the raft log does.

@@ -55,6 +55,11 @@ func (b *batch) Put(v *mvcc.Version) error {
 	if err := op.Finish(); err != nil {
 		return fmt.Errorf("engine: put %q: %w", v.Key, err)
 	}
+	if v.Lease != 0 {
+		if err := b.attach(v.Lease, v.Key); err != nil {
+			return err
+		}
+	}
 	mod := int64(v.Mod)
 	switch {
 	case b.lastMod == 0:

@@ -15,10 +15,11 @@ import (
 // key are neighbours, newest first, and keys sort as their bytes do. The other spaces have keys
 // of fixed length or fixed names. Numbers are big-endian.
 const (
+	spaceLease    = 'l' // l lease(8) key: which keys a lease is attached to
 	spaceMeta     = 'm' // the engine's own records
 	spacePosition = 'p' // p group(8) -> position: applied positions, floors within them
 	spaceIndex    = 'r' // r revision(8) sub(4) -> key: the revision index
-	spaceSystem   = 's' // versions of system keys; reserved, laid out as the user space
+	spaceSystem   = 's' // s kind escaped place, terminator, id(8): records of the system space
 	spaceUser     = 'u' // versions of user keys
 )
 

@@ -167,6 +167,11 @@ func rebuild(t *testing.T, e *Engine, h, base *history) (*mvcc.MemStore, *histor
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, kind := range mvcc.RecordKinds {
+		if err := e.Records(kind, mvcc.Span{}, func(k mvcc.RecordKey, value []byte) bool { return b.SetRecord(k, value) == nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
 	pos, err := e.Positions()
 	if err != nil {
 		t.Fatal(err)

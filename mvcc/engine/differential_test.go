@@ -161,8 +161,8 @@ func stage(t testing.TB, e *Engine, group uint64, stream []byte) *Import {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i.fresh.bytesMax = 512 // several runs
-	i.data.max = 1024      // several tables
+	i.fresh.setBytesMax(512) // several runs
+	i.data.max = 1024        // several tables
 	for len(stream) > 0 {
 		n := min(len(stream), 100)
 		if _, err := i.Write(stream[:n]); err != nil {

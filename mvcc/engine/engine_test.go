@@ -80,7 +80,7 @@ func TestFormatRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, text := range []string{"braid engine 2\n", "", "something\n"} {
+	for _, text := range []string{"braid engine 99\n", "", "something\n"} {
 		fs := vfs.NewMem()
 		if err := openMem(t, fs).Close(); err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 // formatVersion is the layout of a store directory: keys, values, comparer and merger as this
 // package writes them. It is raised with every change that older code could misread.
-const formatVersion = 1
+const formatVersion = 2
 
 const (
 	formatFile    = "FORMAT"

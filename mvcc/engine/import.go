@@ -21,12 +21,11 @@ type Import struct {
 	dir   string
 
 	in    streamReader
-	data  tables     // versions
-	fresh slotSorter // their index records
-	err   error      // sticky
+	data  tables // versions
+	fresh follow // what follows from them, and records of the system space
+	err   error  // sticky
 
 	last     []byte // last key taken
-	slot     []byte
 	scratch  []byte
 	totals   spanTotals // of the new versions
 	maxMod   int64
@@ -49,7 +48,7 @@ func (e *Engine) NewImport(group uint64, span mvcc.Span) (*Import, error) {
 	}
 	i.in.head, i.in.add = i.checkSpan, i.add
 	i.data = i.newTables("data")
-	i.fresh = i.newSorter("fresh")
+	i.fresh = i.newFollow("fresh", slotSortBytes)
 	return i, nil
 }
 
@@ -59,8 +58,34 @@ func (i *Import) newTables(kind string) tables {
 		name: func(n int) string { return fs.PathJoin(i.dir, fmt.Sprintf("%s-%d.sst", kind, n)) }}
 }
 
-func (i *Import) newSorter(kind string) slotSorter {
-	return slotSorter{t: i.newTables(kind), bytesMax: slotSortBytes}
+// follow collects the parts of a state that are not in the order of versions: the revision index,
+// the index of leases, and records of the system space.
+type follow struct {
+	index, leases, records slotSorter
+	key                    []byte // last one whose newest version was met
+}
+
+func (i *Import) newFollow(kind string, bytesMax int64) follow {
+	sorter := func(what string) slotSorter {
+		return slotSorter{t: i.newTables(kind + "-" + what), bytesMax: bytesMax}
+	}
+	return follow{index: sorter("index"), leases: sorter("leases"), records: sorter("records")}
+}
+
+func (f *follow) setBytesMax(n int64) {
+	f.index.bytesMax, f.leases.bytesMax, f.records.bytesMax = n, n, n
+}
+
+// version takes a version; those of a key come newest first.
+func (f *follow) version(v *mvcc.Version) error {
+	newest := f.key == nil || !bytes.Equal(f.key, v.Key)
+	f.key = append(f.key[:0], v.Key...)
+	if newest && v.Lease != 0 {
+		if err := f.leases.add(appendLeaseKey(nil, v.Lease, v.Key), []byte{plain1}); err != nil {
+			return err
+		}
+	}
+	return f.index.add(appendIndexKey(nil, v.Mod, v.Sub), append([]byte{plain1}, v.Key...))
 }
 
 // Write takes a part of the stream. After an error the import is of no more use.
@@ -87,6 +112,16 @@ func (i *Import) add(key, value []byte) error {
 		return fmt.Errorf("%w: %v after %v", ErrStream, prettyKey(key), prettyKey(i.last))
 	}
 	i.last = append(i.last[:0], key...)
+	if key[0] == spaceSystem {
+		k, err := decodeRecordKey(key)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrStream, err)
+		}
+		if !i.span.Contains(k.At) {
+			return fmt.Errorf("%w: record %v lies outside", ErrStream, k)
+		}
+		return i.fresh.records.add(key, value)
+	}
 	var v mvcc.Version
 	var err error
 	if v.Key, v.Mod, i.scratch, err = decodeVersionKey(key, i.scratch); err != nil {
@@ -107,8 +142,7 @@ func (i *Import) add(key, value []byte) error {
 	if err := i.data.set(key, value); err != nil {
 		return err
 	}
-	i.slot = appendIndexKey(i.slot[:0], v.Mod, v.Sub)
-	return i.fresh.add(i.slot, append([]byte{plain1}, v.Key...))
+	return i.fresh.version(&v)
 }
 
 // Install replaces the span's versions and index records and the group's position in one step, and
@@ -176,13 +210,12 @@ func (i *Import) install(position []byte) error {
 	return nil
 }
 
-// stageRest stages all but the versions: the change of the totals, the position, and the
-// revision index: records of the new versions, and the removal of those of the old ones (R3). It
-// returns the change of the totals.
+// stageRest stages all but the versions: the change of the totals, the position, the records of the
+// system space, and what follows from the versions (R3): what is new, and the removal of what was
+// there before. It returns the change of the totals.
 func (i *Import) stageRest(t *tables, position []byte) (delta totals, err error) {
 	defer func() { err = errors.Join(err, t.closeTable()) }()
-	stale := i.newSorter("stale")
-	stale.bytesMax = i.fresh.bytesMax
+	stale := i.newFollow("stale", i.fresh.index.bytesMax)
 	var old spanTotals
 	var v mvcc.Version
 	err = i.e.eachVersion(i.span, func(key, value []byte) error {
@@ -193,10 +226,18 @@ func (i *Import) stageRest(t *tables, position []byte) (delta totals, err error)
 			return err
 		}
 		old.add(&v)
-		i.slot = appendIndexKey(i.slot[:0], v.Mod, v.Sub)
-		return stale.add(i.slot, nil)
+		return stale.version(&v)
 	})
+	for _, kind := range mvcc.RecordKinds {
+		if err == nil {
+			err = i.e.eachRecord(kind, i.span, func(key, value []byte) (bool, error) { return true, stale.records.add(key, nil) })
+		}
+	}
 	if err != nil {
+		return totals{}, err
+	}
+	// In the order of the spaces.
+	if err := mergeSlots(t, &i.fresh.leases, &stale.leases); err != nil {
 		return totals{}, err
 	}
 	delta = i.totals.totals
@@ -208,7 +249,10 @@ func (i *Import) stageRest(t *tables, position []byte) (delta totals, err error)
 	if err := t.set(appendPositionKey(nil, i.group), pos); err != nil {
 		return totals{}, err
 	}
-	return delta, mergeSlots(t, &i.fresh, &stale)
+	if err := mergeSlots(t, &i.fresh.index, &stale.index); err != nil {
+		return totals{}, err
+	}
+	return delta, mergeSlots(t, &i.fresh.records, &stale.records)
 }
 
 // mergeSlots writes the fresh records, and the removal of stale ones that are not fresh.

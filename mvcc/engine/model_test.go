@@ -85,8 +85,31 @@ func (h *history) batch(group uint64) (events []mvcc.Version, position []byte) {
 func commit(t testing.TB, s mvcc.Store, group uint64, events []mvcc.Version, position []byte) {
 	t.Helper()
 	b := s.NewBatch()
+	leases := map[string]int64{} // of keys met in this batch
 	for i := range events {
-		if err := b.Put(&events[i]); err != nil {
+		v := &events[i]
+		if err := b.Put(v); err != nil {
+			t.Fatal(err)
+		}
+		lease, met := leases[string(v.Key)]
+		if !met {
+			old, _, err := s.Get(v.Key, mvcc.Latest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lease = old.Lease
+		}
+		if leases[string(v.Key)] = v.Lease; lease != 0 && lease != v.Lease {
+			if err := b.Detach(lease, v.Key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// A record that comes and goes with the key's versions.
+		var value []byte
+		if !v.Tombstone() && v.Mod%3 != 0 {
+			value = fmt.Append(nil, v.Mod)
+		}
+		if err := b.SetRecord(mvcc.RecordKey{Kind: mvcc.RecordKinds[v.Mod%2], At: v.Key, ID: v.Lease}, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,6 +160,22 @@ func dump(t testing.TB, r readState, span mvcc.Span, ats ...mvcc.Revision) strin
 	}
 	if err := r.Events(context.Background(), 0, mvcc.Latest, span, func(v *mvcc.Version) error { line(v); return nil }); err != nil {
 		t.Fatal(err)
+	}
+	for _, lease := range []int64{-1, 1, 2} {
+		if err := r.Attached(lease, span, func(key []byte) bool { out = fmt.Appendf(out, "lease %d: %q\n", lease, key); return true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range mvcc.RecordKinds {
+		if err := r.Records(kind, span, func(k mvcc.RecordKey, value []byte) bool {
+			out = fmt.Appendf(out, "%v: %s\n", k, value)
+			if got, ok, err := r.Record(k); err != nil || !ok || string(got) != string(value) {
+				t.Fatalf("record %v: %q %v %v", k, got, ok, err)
+			}
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, at := range ats {
 		out = fmt.Appendln(out, "at", at)

@@ -15,10 +15,10 @@ import (
 // checksum. A frame that is lost, repeated or out of place therefore fails like a damaged one.
 //
 //	'h' version(1) bytes(start) bytes(end, as it is) byte(1 when there is an end)
-//	'd' { bytes(version key) bytes(value) }...   in key order, in the engine's own encodings
-//	'e' uvarint(number of versions)
+//	'd' { bytes(key) bytes(value) }...   records, then versions, in key order, in the engine's own encodings
+//	'e' uvarint(number of keys)
 const (
-	streamVersion = 1
+	streamVersion = 2
 
 	frameHeader = 'h'
 	frameData   = 'd'

@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"braid/mvcc"
+)
+
+// The index of leases says which keys are attached to a lease. It follows from the newest versions
+// of keys, is written with them, and is rebuilt for a span that arrives by snapshot; so nothing has
+// to read all keys at a start, and an end of a lease costs what the lease has.
+
+const leaseKeyLen = 1 + 8 // before the user key
+
+func appendLeaseKey(dst []byte, lease int64, key []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(append(dst, spaceLease), uint64(lease))
+	return append(dst, key...)
+}
+
+func decodeLeaseKey(enc []byte) (lease int64, key []byte, err error) {
+	if len(enc) < leaseKeyLen || enc[0] != spaceLease {
+		return 0, nil, fmt.Errorf("%w: % x", errBadKey, enc)
+	}
+	return int64(binary.BigEndian.Uint64(enc[1:])), enc[leaseKeyLen:], nil
+}
+
+// appendRecordKey lays a record out as the version of a key is, the id in the place of the
+// revision: the comparer and its bloom filters know that form.
+func appendRecordKey(dst []byte, k mvcc.RecordKey) []byte {
+	return binary.BigEndian.AppendUint64(appendRecordPlace(dst, k.Kind, k.At), uint64(k.ID))
+}
+
+// appendRecordPlace appends what all records of a kind and place start with, which is also the
+// bound between smaller places and this one.
+func appendRecordPlace(dst []byte, kind mvcc.RecordKind, at []byte) []byte {
+	return append(appendEscaped(append(dst, spaceSystem, byte(kind)), at), escape, terminator)
+}
+
+// decodeRecordKey splits a key of the system space; the place is a copy.
+func decodeRecordKey(enc []byte) (k mvcc.RecordKey, err error) {
+	n := splitKey(enc)
+	if n == len(enc) || enc[0] != spaceSystem || n < 4 {
+		return k, fmt.Errorf("%w: % x", errBadKey, enc)
+	}
+	at, _, err := unescape(enc[2:n-2], nil)
+	return mvcc.RecordKey{Kind: mvcc.RecordKind(enc[1]), At: bytes.Clone(at), ID: int64(binary.BigEndian.Uint64(enc[n:]))}, err
+}
+
+func (b *batch) attach(lease int64, key []byte) error {
+	op := b.b.SetDeferred(leaseKeyLen+len(key), 1)
+	appendLeaseKey(op.Key[:0], lease, key)
+	op.Value[0] = plain1
+	if err := op.Finish(); err != nil {
+		return fmt.Errorf("engine: attach %q: %w", key, err)
+	}
+	return nil
+}
+
+// Detach implements mvcc.Batch.
+func (b *batch) Detach(lease int64, key []byte) error {
+	if b.done {
+		return mvcc.ErrBatchDone
+	}
+	op := b.b.DeleteDeferred(leaseKeyLen + len(key))
+	appendLeaseKey(op.Key[:0], lease, key)
+	if err := op.Finish(); err != nil {
+		return fmt.Errorf("engine: detach %q: %w", key, err)
+	}
+	return nil
+}
+
+// SetRecord implements mvcc.Batch.
+func (b *batch) SetRecord(k mvcc.RecordKey, value []byte) (err error) {
+	if b.done {
+		return mvcc.ErrBatchDone
+	}
+	enc := appendRecordKey(nil, k)
+	if value == nil {
+		err = b.b.Delete(enc, nil)
+	} else {
+		err = b.b.Set(enc, append([]byte{plain1}, value...), nil)
+	}
+	if err != nil {
+		return fmt.Errorf("engine: record %v: %w", k, err)
+	}
+	return nil
+}
+
+// Attached implements mvcc.Reader.
+func (r reader) Attached(lease int64, span mvcc.Span, fn func(key []byte) bool) error {
+	if span.Empty() {
+		return nil
+	}
+	o := pebble.IterOptions{LowerBound: appendLeaseKey(nil, lease, span.Start)}
+	switch {
+	case span.End != nil:
+		o.UpperBound = appendLeaseKey(nil, lease, span.End)
+	case lease == -1:
+		o.UpperBound = []byte{spaceLease + 1}
+	default:
+		o.UpperBound = appendLeaseKey(nil, lease+1, nil)
+	}
+	err := r.each(&o, func(enc, _ []byte) (bool, error) { return fn(enc[leaseKeyLen:]), nil })
+	if err != nil {
+		return fmt.Errorf("engine: keys of lease %x: %w", uint64(lease), err)
+	}
+	return nil
+}
+
+// Record implements mvcc.Reader.
+func (r reader) Record(k mvcc.RecordKey) (value []byte, found bool, err error) {
+	b := getBuf()
+	defer b.release()
+	it, err := r.src.newIter(&getOptions)
+	if err != nil {
+		return nil, false, fmt.Errorf("engine: %w", err)
+	}
+	b.seek = appendRecordKey(b.seek[:0], k)
+	if it.SeekPrefixGE(b.seek) && bytes.Equal(it.Key(), b.seek) {
+		var enc []byte
+		if enc, err = it.ValueAndErr(); err == nil {
+			enc, err = decodePlain(enc)
+		}
+		found, value = true, append([]byte{}, enc...)
+	}
+	if err = errors.Join(err, it.Close()); err != nil {
+		return nil, false, fmt.Errorf("engine: record %v: %w", k, err)
+	}
+	return value, found, nil
+}
+
+// Records implements mvcc.Reader.
+func (r reader) Records(kind mvcc.RecordKind, span mvcc.Span, fn func(k mvcc.RecordKey, value []byte) bool) error {
+	err := r.eachRecord(kind, span, func(enc, value []byte) (bool, error) {
+		k, err := decodeRecordKey(enc)
+		if err != nil {
+			return false, err
+		}
+		value, err = decodePlain(value)
+		return err == nil && fn(k, value), err
+	})
+	if err != nil {
+		return fmt.Errorf("engine: records %c of %v: %w", kind, span, err)
+	}
+	return nil
+}
+
+// eachRecord calls fn with the engine's own encodings, valid during the call.
+func (r reader) eachRecord(kind mvcc.RecordKind, span mvcc.Span, fn func(key, value []byte) (bool, error)) error {
+	if span.Empty() {
+		return nil
+	}
+	o := pebble.IterOptions{LowerBound: appendRecordPlace(nil, kind, span.Start), UpperBound: []byte{spaceSystem, byte(kind) + 1}}
+	if span.End != nil {
+		o.UpperBound = appendRecordPlace(nil, kind, span.End)
+	}
+	return r.each(&o, fn)
+}
+
+// each calls fn with every key between bounds until it returns false.
+func (r reader) each(o *pebble.IterOptions, fn func(key, value []byte) (bool, error)) error {
+	it, err := r.src.newIter(o)
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok && err == nil; ok = ok && it.Next() {
+		var value []byte
+		if value, err = it.ValueAndErr(); err == nil {
+			ok, err = fn(it.Key(), value)
+		}
+	}
+	return errors.Join(err, it.Close())
+}
