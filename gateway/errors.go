@@ -33,9 +33,13 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.Stopped:         rpctypes.ErrGRPCStopped,
 	// Attempts over several regions that ended so are repeated; what is left is a request whose
 	// time was up before one succeeded.
-	regionpb.LockLost: rpctypes.ErrGRPCLeaderChanged,
-	regionpb.Aborted:  rpctypes.ErrGRPCLeaderChanged,
-	regionpb.TooLarge: rpctypes.ErrGRPCRequestTooLarge,
+	regionpb.LeaseExists:        rpctypes.ErrGRPCLeaseExist,
+	regionpb.LeaseNotRegistered: rpctypes.ErrGRPCLeaderChanged,
+	regionpb.LeaseSpread:        rpctypes.ErrGRPCLeaderChanged,
+	regionpb.LeaseTermOver:      rpctypes.ErrGRPCLeaderChanged,
+	regionpb.LockLost:           rpctypes.ErrGRPCLeaderChanged,
+	regionpb.Aborted:            rpctypes.ErrGRPCLeaderChanged,
+	regionpb.TooLarge:           rpctypes.ErrGRPCRequestTooLarge,
 }
 
 // routerErrors are the router's own.

@@ -45,6 +45,11 @@ func TestErrorTable(t *testing.T) {
 		regionpb.LockLost:        {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.Aborted:         {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.TooLarge:        {codes.InvalidArgument, "etcdserver: request is too large"},
+
+		regionpb.LeaseExists:        {codes.FailedPrecondition, "etcdserver: lease already exists"},
+		regionpb.LeaseNotRegistered: {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.LeaseSpread:        {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.LeaseTermOver:      {codes.Unavailable, "etcdserver: leader changed"},
 	}
 	// Codes are numbered from 1; the first without a name is one beyond the last.
 	last := regionpb.Code(1)

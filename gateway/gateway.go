@@ -11,7 +11,7 @@
 // goroutines. The only state that changes is in the limits and the metrics, both of atomic
 // counters.
 //
-// Lease, Auth, Lock and Election are registered and answer Unimplemented.
+// Auth, Lock and Election are registered and answer Unimplemented.
 package gateway
 
 import (
@@ -81,6 +81,7 @@ type Cluster interface {
 type Config struct {
 	KV      KV
 	Cluster Cluster
+	Leases  Leases        // nil: there is no Lease service
 	Watches *watchsvc.Hub // nil: Watch answers Unimplemented
 	Logger  *zap.Logger   // nil: none
 
@@ -248,7 +249,9 @@ func (s *Server) buildGRPC() {
 	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
 	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
 	pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
-	pb.RegisterLeaseServer(s.grpc, leaseServer{})
+	if s.cfg.Leases != nil {
+		pb.RegisterLeaseServer(s.grpc, &leaseServer{s: s})
+	}
 	pb.RegisterAuthServer(s.grpc, authServer{})
 	s.health = health.NewServer()
 	healthpb.RegisterHealthServer(s.grpc, s.health)

@@ -153,7 +153,7 @@ func TestJSON(t *testing.T) {
 		{"/v3/kv/put", `{"value":"MQ=="}`, 400, `{"code":3,"message":"etcdserver: key is not provided"}`},
 		{"/v3/kv/range", `{"key":"YQ==","revision":"9"}`, 400, `{"code":11,"message":"etcdserver: mvcc: required revision is a future revision"}`},
 		{"/v3/cluster/member/list", `{}`, 200, `{"header":{"cluster_id":"193","member_id":"178","raft_term":"3"},"members":[{"ID":"178","name":"one","peerURLs":["http://p:2380"],"clientURLs":["http://c:2379"]}]}`},
-		{"/v3/lease/grant", `{"TTL":5}`, 501, `{"code":12,"message":"braid: Lease.LeaseGrant is not available yet"}`},
+		{"/v3/auth/enable", `{}`, 501, `{"code":12,"message":"braid: Auth.AuthEnable is not available yet"}`},
 	} {
 		code, body, head := fetch(t, "POST", url+c.path, c.ask)
 		if code != c.code || !same(body, c.want) {

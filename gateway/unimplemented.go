@@ -28,28 +28,6 @@ func unknownService(_ any, stream grpc.ServerStream) error {
 	return status.Errorf(codes.Unimplemented, "braid: there is no method %s", method)
 }
 
-type leaseServer struct{ pb.UnsafeLeaseServer }
-
-func (leaseServer) LeaseGrant(context.Context, *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
-	return nil, unavailable("Lease.LeaseGrant")
-}
-
-func (leaseServer) LeaseRevoke(context.Context, *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-	return nil, unavailable("Lease.LeaseRevoke")
-}
-
-func (leaseServer) LeaseTimeToLive(context.Context, *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-	return nil, unavailable("Lease.LeaseTimeToLive")
-}
-
-func (leaseServer) LeaseLeases(context.Context, *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error) {
-	return nil, unavailable("Lease.LeaseLeases")
-}
-
-func (leaseServer) LeaseKeepAlive(pb.Lease_LeaseKeepAliveServer) error {
-	return unavailable("Lease.LeaseKeepAlive")
-}
-
 type authServer struct{ pb.UnsafeAuthServer }
 
 func (authServer) AuthEnable(context.Context, *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {

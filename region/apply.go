@@ -99,6 +99,10 @@ func (r *Replica) applied() {
 		f(r.events, r.v)
 		r.events = nil
 	}
+	if len(r.leaseChanges) > 0 {
+		r.cfg.Observer.Leases(r.leaseChanges)
+		r.leaseChanges = r.leaseChanges[:0]
+	}
 	r.publishApplied()
 	if f := r.cfg.Observer.Position; f != nil {
 		f(&r.pos)
@@ -218,6 +222,9 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			if p != nil {
 				r.replies = append(r.replies, p.cmds[c].settle(rev))
 			}
+			if err := r.putRecords(batch, r.entry.Commands[c].Records); err != nil {
+				return err
+			}
 			effects := r.entry.Commands[c].Effects
 			if len(effects) == 0 {
 				continue
@@ -267,6 +274,11 @@ func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, subs [
 		}
 		if err := batch.Put(&v); err != nil {
 			return fmt.Errorf("applying revision %d: %w", rev, err)
+		}
+		if f.Detach != 0 {
+			if err := batch.Detach(f.Detach, f.Key); err != nil {
+				return fmt.Errorf("applying revision %d: %w", rev, err)
+			}
 		}
 		if r.cfg.Observer.Events != nil {
 			r.events = append(r.events, v)

@@ -21,15 +21,22 @@ func (nullStore) Get([]byte, mvcc.Revision) (mvcc.Version, bool, error) {
 func (nullStore) Scan(mvcc.Span, mvcc.Revision, mvcc.ScanOptions, func(*mvcc.Version) bool) error {
 	return nil
 }
-func (nullStore) Count(mvcc.Span, mvcc.Revision) (int64, error) { return 0, nil }
-func (nullStore) NewBatch() mvcc.Batch                          { return nullBatch{} }
+func (nullStore) Count(mvcc.Span, mvcc.Revision) (int64, error)      { return 0, nil }
+func (nullStore) Attached(int64, mvcc.Span, func([]byte) bool) error { return nil }
+func (nullStore) Record(mvcc.RecordKey) ([]byte, bool, error)        { return nil, false, nil }
+func (nullStore) Records(mvcc.RecordKind, mvcc.Span, func(mvcc.RecordKey, []byte) bool) error {
+	return nil
+}
+func (nullStore) NewBatch() mvcc.Batch { return nullBatch{} }
 
 type nullBatch struct{}
 
-func (nullBatch) Put(*mvcc.Version) error          { return nil }
-func (nullBatch) SetPosition(uint64, []byte) error { return nil }
-func (nullBatch) Commit() error                    { return nil }
-func (nullBatch) Close() error                     { return nil }
+func (nullBatch) Put(*mvcc.Version) error                { return nil }
+func (nullBatch) Detach(int64, []byte) error             { return nil }
+func (nullBatch) SetRecord(mvcc.RecordKey, []byte) error { return nil }
+func (nullBatch) SetPosition(uint64, []byte) error       { return nil }
+func (nullBatch) Commit() error                          { return nil }
+func (nullBatch) Close() error                           { return nil }
 
 func benchPuts(n int) []*pb.TxnRequest {
 	value := make([]byte, 256)

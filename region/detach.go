@@ -25,6 +25,8 @@ type longCommand struct {
 	data []byte
 	v    verdict
 	err  error
+	// fault is the answer to a refusal.
+	fault *regionpb.Error
 }
 
 // detachEvaluation leaves the evaluation of w into the entry p to be done beside the group.
@@ -35,13 +37,14 @@ func (r *Replica) detachEvaluation(p *proposal, w *Write) {
 	r.detach = func() {
 		c := &command{reply: w.Reply}
 		r.ev.whole = true
-		l.v, l.err = r.ev.run(c, w.Txn)
+		l.v, l.err = r.evaluate(c, w)
 		r.ev.whole = false
+		l.fault = c.fault
 		if l.v != evaluated || l.err != nil {
 			return
 		}
 		p.cmds, p.bytes = []*command{c}, c.bytes+256
-		l.e.Commands = []regionpb.Command{{Effects: c.effects}}
+		l.e.Commands = []regionpb.Command{{Effects: c.effects, Records: c.records}}
 		l.data = l.e.Encode()
 		l.e.Commands = nil
 	}
@@ -62,8 +65,15 @@ func (r *Replica) proposeLong(h raftstore.Handle) error {
 	at := slices.Index(r.queue, l.w)
 	ok := at >= 0 && l.v == evaluated && r.mayEvaluate(h) && l.p.term == r.role.Term && l.p.index == h.LastIndex()+1 &&
 		r.proposeEncoded(h, l.p, &l.e, l.data)
+	if !ok && at >= 0 && l.v == refusal {
+		r.ov.rollback(overlayMark{})
+		r.queue = slices.Delete(r.queue, at, at+1)
+		r.leftQueue(1, l.w.size)
+		l.w.Reply(nil, l.fault)
+		return nil
+	}
 	if !ok {
-		r.ov.rollback(0)
+		r.ov.rollback(overlayMark{})
 		if l.v == undecided {
 			l.w.undecidedAt = r.pos.Index
 		}

@@ -20,6 +20,7 @@ type command struct {
 	// order too (E5).
 	fault   *regionpb.Error
 	effects []regionpb.Effect
+	records []regionpb.RecordEffect
 	bytes   int // of effects and answer, for the in-flight limit
 
 	// Room for what a plain put needs, so that it costs no further allocations.
@@ -35,6 +36,7 @@ const (
 	undecided                // a compare depends on a revision that is not known yet (E4)
 	outside                  // the transaction touches keys that are not the region's
 	exhausted                // it looks at more keys than the turn has left
+	refusal                  // it is not executed, and has no place in the order; the fault says why
 )
 
 // evaluator runs transactions with etcd's semantics against applied state and overlay. It
@@ -58,6 +60,8 @@ type evaluator struct {
 	over  bool
 	whole bool // without that limit: the run is beside the group
 
+	leases leaseState
+
 	cmd   *command
 	path  []bool
 	nodes []*node
@@ -68,6 +72,7 @@ type evaluator struct {
 // begin sets what the next runs read.
 func (e *evaluator) begin(r mvcc.Reader, ov *overlay, span mvcc.Span, v, floor mvcc.Revision) {
 	e.r, e.ov, e.span, e.v, e.floor, e.err = r, ov, span, v, floor, nil
+	e.leases.missing, e.leases.tokens = false, nil
 }
 
 // visit counts a key that is looked at, and its value; false when there were too many.
@@ -97,7 +102,12 @@ func (e *evaluator) run(cmd *command, txn *pb.TxnRequest) (verdict, error) {
 		return undecided, nil
 	}
 	path := e.path
-	if cmd.fault = e.check(txn, &path); !e.stopped() && cmd.fault == nil {
+	cmd.fault = e.check(txn, &path)
+	if e.leases.missing && !e.stopped() {
+		e.cmd = nil
+		return refusal, nil
+	}
+	if !e.stopped() && cmd.fault == nil {
 		path = e.path
 		cmd.tmpl.fixes, cmd.effects = cmd.fixRoom[:0], cmd.effectRoom[:0]
 		resp := newTxnResponse()

@@ -18,7 +18,7 @@ func (e *evaluator) deleteRange(r *pb.DeleteRangeRequest) *pb.DeleteRangeRespons
 		if r.GetPrevKv() {
 			resp.PrevKvs = append(resp.PrevKvs, e.kv(key, p))
 		}
-		e.write(regionpb.Effect{Key: key, Delete: true}, pending{mod: own})
+		e.write(regionpb.Effect{Key: key, Delete: true, Detach: p.lease}, pending{mod: own})
 		resp.Deleted++
 		return true
 	})

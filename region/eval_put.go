@@ -6,11 +6,13 @@ import (
 	"braid/region/regionpb"
 )
 
-// checkPut refuses a put with a lease (there are none yet) and one that wants to keep a part of
-// a key that does not exist.
+// checkPut refuses a put with a lease that does not exist and one that wants to keep a part of a
+// key that does not exist.
 func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
 	if r.GetLease() != 0 {
-		return regionpb.ErrorOf(regionpb.LeaseNotFound)
+		if fault := e.checkLease(r.GetLease()); fault != nil || e.err != nil {
+			return fault
+		}
 	}
 	if r.GetIgnoreValue() || r.GetIgnoreLease() {
 		if _, ok := e.get(r.GetKey()); !ok {
@@ -40,9 +42,12 @@ func (e *evaluator) put(r *pb.PutRequest, resp *pb.PutResponse) {
 		next.value = prev.value
 	}
 	if r.GetIgnoreLease() {
-		next.lease = prev.lease
+		next.lease = prev.lease // it is attached already, whatever is known of the lease here
 	}
 	effect.Version, effect.Value, effect.Lease = next.version, next.value, next.lease
+	if exists && prev.lease != next.lease {
+		effect.Detach = prev.lease
+	}
 	if r.GetPrevKv() && exists {
 		resp.PrevKv = e.kv(r.GetKey(), &prev)
 	}

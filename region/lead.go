@@ -20,6 +20,7 @@ func (r *Replica) lead(h raftstore.Handle, ticks int) (again bool, err error) {
 	if r.askedAge += ticks; r.askedAge > askMarkTicks {
 		r.asked = 0
 	}
+	r.leadLeases()
 	r.serveTxns(h, ticks)
 	again, err = r.proposeQueue(h)
 	if err != nil || r.detach != nil {
@@ -105,8 +106,7 @@ func (r *Replica) full() bool {
 // proposeEntry evaluates requests into one entry and proposes it in the same step (E1). It
 // returns false when nothing could be proposed now.
 func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
-	r.ev.begin(r.cfg.Engine, r.ov, r.pos.Descriptor.Span, r.v, max(r.floor, r.pos.Floor))
-
+	r.beginEvaluation()
 	p := &proposal{index: h.LastIndex() + 1, term: r.role.Term}
 	e := regionpb.Entry{Term: p.term, Index: p.index, Fence: r.fence}
 	var (
@@ -153,7 +153,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		}
 		c := &command{reply: w.Reply}
 		undo, fresh := r.ov.mark(), r.ev.left == r.lim.TurnKeysMax
-		v, err := r.ev.run(c, w.Txn)
+		v, err := r.evaluate(c, w)
 		if v == exhausted && err == nil {
 			r.ov.rollback(undo)
 			w.long = fresh // it had all of the turn's keys; else the next turn will tell
@@ -173,9 +173,12 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		case v == outside:
 			d := r.pos.Descriptor
 			refused = append(refused, func() { w.Reply(nil, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d}) })
+		case v == refusal:
+			r.ov.rollback(undo)
+			refused = append(refused, func() { w.Reply(nil, c.fault) })
 		default:
 			p.cmds = append(p.cmds, c)
-			e.Commands = append(e.Commands, regionpb.Command{Effects: c.effects})
+			e.Commands = append(e.Commands, regionpb.Command{Effects: c.effects, Records: c.records})
 			p.bytes += c.bytes + 256
 			size += c.bytes
 			taken = append(taken, w)
@@ -193,7 +196,7 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		ok = r.propose(h, p, &e)
 		if !ok {
 			// Nothing of it may remain: nothing was built on it, and nothing will be (E1).
-			r.ov.rollback(0)
+			r.ov.rollback(overlayMark{})
 			for _, w := range taken {
 				done--
 				sizes -= w.size
@@ -207,6 +210,11 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		f()
 	}
 	return ok, nil
+}
+
+// beginEvaluation makes the evaluator look at what is applied and in flight now.
+func (r *Replica) beginEvaluation() {
+	r.ev.begin(r.cfg.Engine, r.ov, r.pos.Descriptor.Span, r.v, max(r.floor, r.pos.Floor))
 }
 
 // propose appends an entry to the log, at the place that its header says. It returns false when

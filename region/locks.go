@@ -60,7 +60,10 @@ type lock struct {
 func conflicts(a, b []regionpb.LockSpan) bool {
 	for i := range a {
 		for j := range b {
-			if (a[i].Exclusive || b[j].Exclusive) && spansOverlap(a[i].Span, b[j].Span) {
+			if !a[i].Exclusive && !b[j].Exclusive || a[i].Lease != b[j].Lease {
+				continue
+			}
+			if a[i].Lease != 0 || spansOverlap(a[i].Span, b[j].Span) {
 				return true
 			}
 		}
@@ -131,16 +134,19 @@ func (t *lockTable) request(l *lock) (ok bool) {
 	return true
 }
 
-// grant returns the waiters that got their locks. busy says of spans that something that was
+// grant returns the waiters that got their locks. withKeys adds to what ends a lease the keys that
+// the lease has now. busy says of spans that something that was
 // evaluated before is not numbered yet, or must go first: what an attempt reads under its locks
 // must be what all of it leaves behind.
-func (t *lockTable) grant(busy func([]regionpb.LockSpan) bool) (granted []*lock) {
+func (t *lockTable) grant(withKeys func([]regionpb.LockSpan) []regionpb.LockSpan, busy func([]regionpb.LockSpan) bool) (granted []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
-		if t.inFront(w.spans, i) || busy(w.spans) {
+		spans := withKeys(w.spans)
+		if t.inFront(spans, i) || busy(spans) {
 			i++
 			continue
 		}
+		w.spans = spans
 		t.waiting = slices.Delete(t.waiting, i, i+1)
 		t.seq++
 		w.state, w.ticks, w.id = lockGranted, 0, regionpb.LockID{Term: t.term, Seq: t.seq}
@@ -241,6 +247,9 @@ func spansOf(dst []regionpb.LockSpan, txn *pb.TxnRequest) []regionpb.LockSpan {
 				add(r.RequestRange.GetKey(), r.RequestRange.GetRangeEnd(), false)
 			case *pb.RequestOp_RequestPut:
 				add(r.RequestPut.GetKey(), nil, true)
+				if id := r.RequestPut.GetLease(); id != 0 {
+					dst = append(dst, regionpb.LockSpan{Lease: id})
+				}
 			case *pb.RequestOp_RequestDeleteRange:
 				add(r.RequestDeleteRange.GetKey(), r.RequestDeleteRange.GetRangeEnd(), true)
 			case *pb.RequestOp_RequestTxn:
@@ -262,7 +271,7 @@ func (t *lockTable) String() string {
 			if s.Exclusive {
 				mode = "exclusive"
 			}
-			fmt.Fprintf(&b, " %s %v", mode, s.Span)
+			fmt.Fprintf(&b, " %s %v", mode, &s)
 		}
 		b.WriteByte('\n')
 	}

@@ -30,6 +30,7 @@ type Lock struct {
 	Age     pdpb.AttemptID      // the transaction's first attempt; lower ones go first
 	Owner   raftid.StoreID      // where its coordinator runs
 	Spans   []regionpb.LockSpan // must not change any more
+	Term    uint64              // if not 0: only a leader of that term may grant (L5)
 	// Reply is called exactly once and must not block, when the locks are granted or never will be.
 	Reply func(regionpb.LockID, error)
 }
@@ -116,6 +117,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	if r.locks.empty() && len(r.txns) == 0 {
 		return
 	}
+	r.beginEvaluation()
 	late, orphans := r.locks.tick(ticks, &r.lim)
 	for _, l := range late {
 		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
@@ -150,15 +152,27 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	for _, p := range prepares {
 		r.txns = append(r.txns, txnRequest{prepare: p}) // no room in flight, or the role is about to change
 	}
-	for _, l := range r.locks.grant(r.busy) {
+	for _, l := range r.locks.grant(r.ev.withKeys, r.busy) {
+		for i := range l.spans {
+			if l.spans[i].Exclusive {
+				r.ev.leases.revokeToken(l.spans[i].Lease)
+			}
+		}
 		l.reply(l.id, nil)
 		l.reply = nil
+	}
+	if r.ev.err != nil {
+		r.fail(fmt.Errorf("locking leases: %w", r.ev.err))
 	}
 }
 
 func (r *Replica) takeLock(q *Lock) {
+	if q.Term != 0 && q.Term != r.role.Term {
+		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LeaseTermOver))
+		return
+	}
 	for i := range q.Spans {
-		if !r.pos.Descriptor.Span.Covers(q.Spans[i].Span) {
+		if q.Spans[i].Lease == 0 && !r.pos.Descriptor.Span.Covers(q.Spans[i].Span) {
 			d := r.pos.Descriptor
 			q.Reply(regionpb.LockID{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 			return
@@ -197,8 +211,11 @@ func (r *Replica) ownerDown(store raftid.StoreID) {
 // busy says whether a lock on spans has to wait for what is in flight, or for a command that has
 // waited long enough.
 func (r *Replica) busy(spans []regionpb.LockSpan) bool {
+	if r.ev.err != nil {
+		return true // what is attached to a lease is not known
+	}
 	for i := range spans {
-		if r.ov.any(spans[i].Span) {
+		if l := spans[i].Lease; l == 0 && r.ov.any(spans[i].Span) || l != 0 && r.ov.leasePending(r.pos.Descriptor.Span.Start, l) {
 			return true
 		}
 	}
@@ -210,9 +227,11 @@ func (r *Replica) busy(spans []regionpb.LockSpan) bool {
 	return false
 }
 
-// spans are the transaction's, made once.
+// spans are what a write conflicts with, made once.
 func (w *Write) spans() []regionpb.LockSpan {
-	if w.locks == nil {
+	if w.locks == nil && w.Lease != nil {
+		w.locks = []regionpb.LockSpan{leaseLock(w.Lease)}
+	} else if w.locks == nil {
 		w.locks = spansOf(nil, w.Txn)
 	}
 	return w.locks
@@ -229,7 +248,12 @@ func (r *Replica) blocked(w *Write) bool {
 	if r.aged(w) {
 		n = 0
 	}
-	return r.locks.inFront(w.spans(), n)
+	spans := w.spans()
+	if w.Lease != nil && w.Lease.Op == regionpb.LeaseRevoke {
+		// Which keys it deletes may change while it waits.
+		spans = r.ev.withKeys(spans)
+	}
+	return r.locks.inFront(spans, n)
 }
 
 // deciding is a prepare that was proposed here and waits for its decision.
@@ -266,7 +290,7 @@ func (r *Replica) proposePrepares(h raftstore.Handle, list []*Prepare) (taken in
 			continue
 		}
 		x := regionpb.Prepared{Attempt: l.attempt, Participants: q.Request.Participants, Locks: l.spans,
-			Effects: q.Request.Effects, Subs: q.Request.Subs}
+			Effects: q.Request.Effects, Subs: q.Request.Subs, Records: q.Request.Records}
 		size := len(x.Encoded())
 		if size > r.lim.PrepareBytesMax {
 			q.Reply(0, regionpb.ErrorOf(regionpb.TooLarge))
@@ -345,6 +369,11 @@ func (r *Replica) applyDecisions(batch mvcc.Batch, it *pdpb.Item) (bytes int, er
 				return 0, err
 			}
 			bytes += len(p.Encoded())
+		}
+		if d.Commit {
+			if err := r.putRecords(batch, p.Records); err != nil {
+				return 0, err
+			}
 		}
 		if f := r.cfg.Observer.Decided; f != nil {
 			f(it, &p, d)

@@ -167,6 +167,9 @@ func (r *Replica) readNow(req *regionpb.ReadRequest) (*regionpb.ReadResponse, er
 
 // readAt reads applied state at rev.
 func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionpb.ReadResponse, error) {
+	if req.Leases || req.Lease != 0 {
+		return r.readLeases(req)
+	}
 	resp := &regionpb.ReadResponse{}
 	if req.CountOnly {
 		n, err := r.cfg.Engine.Count(req.Span, rev)
@@ -190,7 +193,7 @@ func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionp
 		rest  = req.Span // what was not scanned
 		ended = true
 	)
-	err := r.cfg.Engine.Scan(req.Span, rev, mvcc.ScanOptions{KeysOnly: req.KeysOnly}, func(v *mvcc.Version) bool {
+	err := r.cfg.Engine.Scan(req.Span, rev, mvcc.ScanOptions{KeysOnly: req.KeysOnly || req.NoValues}, func(v *mvcc.Version) bool {
 		match := !(req.MinMod != 0 && v.Mod < req.MinMod || req.MaxMod != 0 && v.Mod > req.MaxMod ||
 			req.MinCreate != 0 && v.Create < req.MinCreate || req.MaxCreate != 0 && v.Create > req.MaxCreate)
 		if match {
@@ -248,6 +251,9 @@ func (r *Replica) readKeys(req *regionpb.ReadRequest, rev mvcc.Revision, bytesMa
 			return nil, fmt.Errorf("region %d: reading a key: %w", r.id, err)
 		}
 		if ok && !v.Tombstone() {
+			if req.NoValues {
+				v.Value = nil
+			}
 			kv := page.add(&v, req.KeysOnly)
 			size += int64(len(kv.Key) + len(kv.Value) + 32)
 		}

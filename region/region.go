@@ -112,6 +112,11 @@ type Observer struct {
 	// (revision, sub) order: the replica is complete through a revision, and feeds nothing at or
 	// below it any more (I7). The callee may keep the slices and must not change them.
 	Events func(events []mvcc.Version, through mvcc.Revision)
+	// LeaseTerm is called when this replica begins to lead a term and everything before it is
+	// applied, and with 0 when it does not lead any more.
+	LeaseTerm func(term uint64)
+	// Leases is called after each batch that changes records of leases, on any replica, in order.
+	Leases func(changes []LeaseChange)
 	// Installed is called when a snapshot has replaced the state, before Applied moves: the events
 	// up to its revision were not all fed (W3).
 	Installed func(p *Position)
@@ -148,9 +153,11 @@ var ErrStopped = regionpb.ErrorOf(regionpb.Stopped)
 // contradicts what the cluster agreed on (O3). Only this replica sees it: the process must stop.
 var ErrDiverged = errors.New("region: replica diverged from the order")
 
-// Write is a transaction for the region's leader.
+// Write is a transaction, or a command on a lease, for the region's leader.
 type Write struct {
-	Txn *pb.TxnRequest // must not change any more
+	Txn    *pb.TxnRequest         // must not change any more
+	Lease  *regionpb.LeaseCommand // instead of Txn; its answer is a header
+	Tokens []regionpb.LeaseToken  // of leases that the region is to be registered for
 	// Cut: evaluate only when complete through it; 0 for none (C-1).
 	Cut pdpb.Cut
 	// Reply is called exactly once and must not block: by the group's owner, or by Write itself

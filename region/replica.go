@@ -50,13 +50,14 @@ type Replica struct {
 	detach   func()       // what this call of Work leaves to be done beside the group (detach.go)
 	long     *longCommand // what was evaluated there
 
-	entry     regionpb.Entry // reused by apply
-	creates   map[string]mvcc.Revision
-	events    []mvcc.Version // of the batch, for Observer.Events; never reused
-	replies   []answer
-	truncated uint64
-	readIdx   readIndexer
-	posBytes  []byte
+	entry        regionpb.Entry // reused by apply
+	creates      map[string]mvcc.Revision
+	events       []mvcc.Version // of the batch, for Observer.Events; never reused
+	leaseChanges []LeaseChange  // of the batch
+	replies      []answer
+	truncated    uint64
+	readIdx      readIndexer
+	posBytes     []byte
 
 	mu shared
 }
@@ -88,6 +89,7 @@ type shared struct {
 	stopped    bool
 	stats      Stats
 	busy       bool // the owner has something that waits, see Idle
+	awake      bool // somebody's clock runs for leases here
 }
 
 // Stats are a replica's counters and gauges for metrics.
@@ -244,7 +246,7 @@ func (r *Replica) Idle() bool {
 	defer r.mu.Unlock()
 	return r.failed != nil || (r.in.Quiet() && len(r.queue) == 0 && len(r.metas) == 0 && r.inflight.empty() &&
 		len(r.mu.inbox) == 0 && len(r.mu.metas) == 0 && len(r.mu.items) == 0 && len(r.mu.waiters) == 0 && len(r.mu.floors) == 0 &&
-		len(r.mu.reads) == 0 && r.readIdx.empty() &&
+		len(r.mu.reads) == 0 && r.readIdx.empty() && !r.mu.awake &&
 		len(r.mu.txns) == 0 && len(r.txns) == 0 && r.locks.empty() && len(r.pos.Prepared) == 0)
 }
 
@@ -273,6 +275,7 @@ func (r *Replica) setRole(role raftstore.Role) {
 	r.role = role
 	r.stood = r.stood || role.Leading != was.Leading
 	if !role.Leading || role.Term != was.Term {
+		r.endLeases()
 		r.ov.reset()
 		r.refuseTxns(&regionpb.Error{Code: regionpb.NotLeader, Leader: r.storeOf(role.Leader)})
 	}

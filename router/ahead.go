@@ -19,7 +19,7 @@ import (
 // each region instead of one for each key. Nil says that a key does not exist.
 type ahead map[string]*mvccpb.KeyValue
 
-// wanted collects the keys to read ahead: whole, or only their revisions and versions.
+// wanted collects the keys to read ahead: whole, or without their values.
 type wanted struct{ whole, bare [][]byte }
 
 // compares adds the single keys that a transaction compares, inner ones too.
@@ -70,12 +70,12 @@ func (r *Router) readAhead(ctx context.Context, v view, w wanted) (ahead, error)
 	a := ahead{}
 	for _, part := range [...]struct {
 		keys     [][]byte
-		keysOnly bool
+		noValues bool
 	}{{w.whole, false}, {w.bare, true}} {
 		keys := slices.DeleteFunc(part.keys, func(k []byte) bool { _, ok := a[string(k)]; return ok })
 		slices.SortFunc(keys, bytes.Compare)
 		keys = slices.CompactFunc(keys, bytes.Equal)
-		if err := r.readKeys(ctx, v, part.keysOnly, keys, a); err != nil {
+		if err := r.readKeys(ctx, v, part.noValues, keys, a); err != nil {
 			return nil, err
 		}
 	}
@@ -83,7 +83,7 @@ func (r *Router) readAhead(ctx context.Context, v view, w wanted) (ahead, error)
 }
 
 // readKeys reads ascending keys, several regions at a time.
-func (r *Router) readKeys(ctx context.Context, v view, keysOnly bool, keys [][]byte, into ahead) error {
+func (r *Router) readKeys(ctx context.Context, v view, noValues bool, keys [][]byte, into ahead) error {
 	regions := r.oracle.Regions()
 	var groups [][][]byte
 	for rest := keys; len(rest) > 0; {
@@ -97,7 +97,7 @@ func (r *Router) readKeys(ctx context.Context, v view, keysOnly bool, keys [][]b
 	found := make([][]*mvccpb.KeyValue, len(groups))
 	if len(groups) == 1 {
 		var err error
-		if found[0], err = r.readGroup(ctx, v, keysOnly, groups[0]); err != nil {
+		if found[0], err = r.readGroup(ctx, v, noValues, groups[0]); err != nil {
 			return err
 		}
 	} else if len(groups) > 1 {
@@ -109,7 +109,7 @@ func (r *Router) readKeys(ctx context.Context, v view, keysOnly bool, keys [][]b
 			wg.Go(func() {
 				for i := int(claim.Add(1)) - 1; i < len(groups); i = int(claim.Add(1)) - 1 {
 					var err error
-					if found[i], err = r.readGroup(ctx, v, keysOnly, groups[i]); err != nil {
+					if found[i], err = r.readGroup(ctx, v, noValues, groups[i]); err != nil {
 						cancel(err)
 						return
 					}
@@ -143,9 +143,9 @@ func keysOf(s mvcc.Span, keys [][]byte) int {
 
 // readGroup reads keys that lie in one region, as far as is known: it looks for the region anew for
 // every reply.
-func (r *Router) readGroup(ctx context.Context, v view, keysOnly bool, keys [][]byte) (out []*mvccpb.KeyValue, err error) {
+func (r *Router) readGroup(ctx context.Context, v view, noValues bool, keys [][]byte) (out []*mvccpb.KeyValue, err error) {
 	for b := r.backoff(); len(keys) > 0; {
-		kvs, rest, err := r.readKeysOnce(ctx, v, keysOnly, keys)
+		kvs, rest, err := r.readKeysOnce(ctx, v, noValues, keys)
 		switch {
 		case err == nil:
 			out, keys = append(out, kvs...), rest
@@ -160,7 +160,7 @@ func (r *Router) readGroup(ctx context.Context, v view, keysOnly bool, keys [][]
 	return out, nil
 }
 
-func (r *Router) readKeysOnce(ctx context.Context, v view, keysOnly bool, keys [][]byte) (kvs []*mvccpb.KeyValue, rest [][]byte, err error) {
+func (r *Router) readKeysOnce(ctx context.Context, v view, noValues bool, keys [][]byte) (kvs []*mvccpb.KeyValue, rest [][]byte, err error) {
 	d, ok := find(r.oracle.Regions(), keys[0])
 	if !ok {
 		return nil, nil, ErrNoRegion
@@ -168,7 +168,7 @@ func (r *Router) readKeysOnce(ctx context.Context, v view, keysOnly bool, keys [
 	n := keysOf(d.Span, keys)
 	last := keys[n-1]
 	resp, err := r.stores.Read(ctx, *d, &regionpb.ReadRequest{
-		Region: d.ID, Epoch: d.Epoch, Cut: v.cut, Rev: v.rev, Keys: keys[:n], KeysOnly: keysOnly, MaxBytes: r.opts.PageBytes,
+		Region: d.ID, Epoch: d.Epoch, Cut: v.cut, Rev: v.rev, Keys: keys[:n], NoValues: noValues, MaxBytes: r.opts.PageBytes,
 		Span: mvcc.Span{Start: keys[0], End: append(append(make([]byte, 0, len(last)+1), last...), 0)},
 	})
 	if err != nil {

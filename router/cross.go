@@ -18,29 +18,69 @@ import (
 type participant struct {
 	region pdpb.Descriptor
 	locks  []regionpb.LockSpan
+	term   uint64 // of the leader that may grant them; 0: any (L5)
 }
 
+// job is what an attempt does, once the locks are held.
+type job interface {
+	// participants says what to lock, in the order of keys (T5). It is asked anew for each attempt.
+	participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error)
+	// evaluate decides at a read point that was asked for after the last grant. An error is the
+	// answer, but for errAgain, which asks for another attempt.
+	evaluate(ctx context.Context, p point, parts []participant) (outcome, error)
+	// between is called after an attempt that failed so, without locks (T5: registrations come
+	// before locks).
+	between(ctx context.Context) error
+}
+
+// outcome is what evaluation came to.
+type outcome struct {
+	effects []regionpb.Effect // in the order in which they are events (R1)
+	// records are changes of the system space, by participant; nil when there are none.
+	records [][]regionpb.RecordEffect
+	// fill makes the answer: of a commit at rev, or, without effects and records, as of rev.
+	fill func(rev mvcc.Revision) *pb.TxnResponse
+	rev  mvcc.Revision // of the read point
+}
+
+// errAgain is wrapped by an evaluation that found the locks to be of other things than it needs.
+var errAgain = errors.New("router: the attempt locked too little")
+
 // participants cuts what a transaction may look at and write, on any branch, by region, in the
-// order of keys: locks are taken in this order (T5).
-func participants(regions []pdpb.Descriptor, req *pb.TxnRequest) ([]participant, error) {
-	spans := lockSpans(nil, req)
+// order of keys: locks are taken in this order (T5). The leases of homes are locked where their
+// records are.
+func participants(regions []pdpb.Descriptor, req *pb.TxnRequest, homes []int64) ([]participant, error) {
 	byRegion := map[pdpb.RegionID]*participant{}
 	var list []*participant
-	for _, l := range spans {
-		rest := l.Span
+	part := func(d *pdpb.Descriptor) *participant {
+		p := byRegion[d.ID]
+		if p == nil {
+			p = &participant{region: *d}
+			byRegion[d.ID] = p
+			list = append(list, p)
+		}
+		return p
+	}
+	for _, l := range lockSpans(nil, req) {
 		for _, d := range overlapping(regions, l.Span) {
-			clip := rest.Intersect(d.Span)
-			p := byRegion[d.ID]
-			if p == nil {
-				p = &participant{region: d}
-				byRegion[d.ID] = p
-				list = append(list, p)
-			}
-			p.locks = append(p.locks, regionpb.LockSpan{Span: clip, Exclusive: l.Exclusive})
+			p := part(&d)
+			p.locks = append(p.locks, regionpb.LockSpan{Span: l.Span.Intersect(d.Span), Exclusive: l.Exclusive})
 		}
 	}
 	if len(list) == 0 {
 		return nil, ErrNoRegion
+	}
+	leases(req, func(key []byte, lease int64) {
+		if d, ok := find(regions, key); ok {
+			part(d).lease(lease)
+		}
+	})
+	for _, id := range homes {
+		d, ok := find(regions, regionpb.LeasePlace(id))
+		if !ok {
+			return nil, ErrNoRegion
+		}
+		part(d).lease(id)
 	}
 	slices.SortFunc(list, func(a, b *participant) int { return bytes.Compare(a.region.Span.Start, b.region.Span.Start) })
 	out := make([]participant, len(list))
@@ -48,6 +88,29 @@ func participants(regions []pdpb.Descriptor, req *pb.TxnRequest) ([]participant,
 		out[i] = *p
 	}
 	return out, nil
+}
+
+// lease locks a lease, shared (L2).
+func (p *participant) lease(id int64) {
+	if l := (regionpb.LockSpan{Lease: id}); !slices.ContainsFunc(p.locks, func(o regionpb.LockSpan) bool { return o.Lease == id }) {
+		p.locks = append(p.locks, l)
+	}
+}
+
+// leases calls fn with every key that a transaction may attach to a lease, on any branch.
+func leases(req *pb.TxnRequest, fn func(key []byte, lease int64)) {
+	for _, branch := range [...][]*pb.RequestOp{req.Success, req.Failure} {
+		for _, op := range branch {
+			switch o := op.Request.(type) {
+			case *pb.RequestOp_RequestPut:
+				if id := o.RequestPut.Lease; id != 0 {
+					fn(o.RequestPut.Key, id)
+				}
+			case *pb.RequestOp_RequestTxn:
+				leases(o.RequestTxn, fn)
+			}
+		}
+	}
 }
 
 // lockSpans appends what a transaction reads, shared, and what it may write, exclusive.
@@ -77,19 +140,63 @@ func lockSpans(dst []regionpb.LockSpan, req *pb.TxnRequest) []regionpb.LockSpan 
 	return dst
 }
 
+// txnJob is a client's transaction.
+type txnJob struct {
+	r   *Router
+	req *pb.TxnRequest
+	// homes are leases that were found not to exist, whose records are locked to be sure; missing is
+	// one that a region has to be registered for.
+	homes   []int64
+	missing *missingLease
+}
+
+func (j *txnJob) participants(_ context.Context, regions []pdpb.Descriptor) ([]participant, error) {
+	return participants(regions, j.req, j.homes)
+}
+
+func (j *txnJob) evaluate(ctx context.Context, p point, _ []participant) (outcome, error) {
+	e, err := j.r.evaluate(ctx, p, j.req, j.homes)
+	if err != nil {
+		errors.As(err, &j.missing)
+		return outcome{}, err
+	}
+	return outcome{effects: e.effects, fill: e.fill, rev: p.rev}, nil
+}
+
+func (j *txnJob) between(ctx context.Context) error {
+	m := j.missing
+	if m == nil {
+		return nil
+	}
+	j.missing = nil
+	_, err := j.r.propose(ctx, &regionpb.WriteRequest{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseAttach, ID: m.lease, Span: mvcc.Key(m.key)}})
+	if codeOf(err) == regionpb.LeaseNotFound {
+		// Whether that matters depends on the branch that is taken, and it must be so at the same
+		// point at which the branch is decided.
+		j.homes, err = append(j.homes, m.lease), nil
+	}
+	return err
+}
+
 // attempts is a transaction over several regions: attempt after attempt, each with an id of its
 // own (T4), while they are certainly not executed.
-func (r *Router) attempts(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+func (r *Router) attempts(ctx context.Context, j job) (*pb.TxnResponse, error) {
 	var age pdpb.AttemptID
 	fresh := false
 	for b := r.backoff(); ; {
-		a := &attempt{r: r, req: req}
+		a := &attempt{r: r, job: j}
 		resp, err := a.run(ctx, age, fresh)
-		if err == nil || !a.again {
+		if err == nil || !a.again || codeOf(err) == regionpb.LeaseTermOver {
 			return resp, err
 		}
 		if age == 0 {
 			age = a.id // what was tried first goes first, else a large transaction would starve
+		}
+		if errors.Is(err, errAgain) {
+			if err := j.between(ctx); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		fresh = codeOf(err) == regionpb.Aborted
 		if werr := b.wait(ctx); werr != nil {
@@ -101,11 +208,11 @@ func (r *Router) attempts(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespo
 // attempt drives one coordinator with real calls.
 type attempt struct {
 	r     *Router
-	req   *pb.TxnRequest
+	job   job
 	id    pdpb.AttemptID
 	parts []participant
 	c     *txn.Coordinator
-	eval  *evaluation
+	out   outcome
 	again bool // it is certainly not executed, and a further attempt may fare better
 }
 
@@ -119,8 +226,8 @@ type preparedReply struct {
 func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.TxnResponse, error) {
 	r := a.r
 	var err error
-	if a.parts, err = participants(r.oracle.Regions(), a.req); err != nil {
-		a.again = true
+	if a.parts, err = a.job.participants(ctx, r.oracle.Regions()); err != nil {
+		a.again = errors.Is(err, ErrNoRegion)
 		return nil, err
 	}
 	if a.id, err = r.oracle.Attempt(ctx, fresh); err != nil {
@@ -181,13 +288,14 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 	}
 	switch res := a.c.Result(); res.Outcome {
 	case txn.Committed:
-		return a.eval.fill(res.Rev), nil
+		return a.out.fill(res.Rev), nil
 	case txn.Nothing:
-		return a.eval.fill(a.eval.p.rev), nil
+		return a.out.fill(a.out.rev), nil
 	case txn.Retry:
 		a.again = true
 		return nil, res.Err
 	case txn.Failed:
+		a.again = errors.Is(res.Err, errAgain)
 		return nil, res.Err
 	default:
 		return nil, unknown(res.Err)
@@ -198,7 +306,7 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 // used, so that asking twice does no harm.
 func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockID, error) {
 	p := &a.parts[part]
-	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks}
+	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks, Term: p.term}
 	for b := a.r.backoff(); ; {
 		id, err := a.r.stores.Lock(ctx, p.region, req)
 		if err == nil || (codeOf(err) != regionpb.NotLeader && !errors.Is(err, ErrNotSent)) {
@@ -226,15 +334,18 @@ func (a *attempt) abort(ctx context.Context) (mvcc.Revision, error) {
 // evaluate runs the transaction at a read point that was asked for after the last grant.
 func (a *attempt) evaluate(ctx context.Context) (writes []bool, err error) {
 	err = a.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
-		a.eval, err = a.r.evaluate(ctx, p, a.req)
+		a.out, err = a.job.evaluate(ctx, p, a.parts)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	writes = make([]bool, len(a.parts))
-	for i := range a.eval.effects {
-		writes[a.partOf(a.eval.effects[i].Key)] = true
+	for i := range a.out.effects {
+		writes[a.partOf(a.out.effects[i].Key)] = true
+	}
+	for i := range a.out.records {
+		writes[i] = writes[i] || len(a.out.records[i]) > 0
 	}
 	return writes, nil
 }
@@ -255,11 +366,14 @@ func (a *attempt) prepare(ctx context.Context, part int) preparedReply {
 		req.Participants = append(req.Participants, a.parts[i].region.ID)
 	}
 	slices.Sort(req.Participants)
-	for i := range a.eval.effects {
-		if a.partOf(a.eval.effects[i].Key) == part {
-			req.Effects = append(req.Effects, a.eval.effects[i])
+	for i := range a.out.effects {
+		if a.partOf(a.out.effects[i].Key) == part {
+			req.Effects = append(req.Effects, a.out.effects[i])
 			req.Subs = append(req.Subs, int64(i))
 		}
+	}
+	if a.out.records != nil {
+		req.Records = a.out.records[part]
 	}
 	rev, err := a.r.stores.Prepare(ctx, d, req)
 	return preparedReply{part, rev, err}

@@ -28,6 +28,8 @@ type evaluation struct {
 	own     map[string]*mvccpb.KeyValue
 	written [][]byte // keys of own, ascending; nil in own says deleted
 
+	homes         []int64 // leases whose records are locked
+	attachable    map[leaseAt]bool
 	before, after []*int64 // places for the revision before the transaction, and for its own
 	late          []ownRange
 }
@@ -44,8 +46,8 @@ type ownRange struct {
 }
 
 // evaluate runs a transaction at a point. Errors are the answer, or those of reading.
-func (r *Router) evaluate(ctx context.Context, p point, req *pb.TxnRequest) (*evaluation, error) {
-	e := &evaluation{r: r, p: p, own: map[string]*mvccpb.KeyValue{}}
+func (r *Router) evaluate(ctx context.Context, p point, req *pb.TxnRequest, homes []int64) (*evaluation, error) {
+	e := &evaluation{r: r, p: p, own: map[string]*mvccpb.KeyValue{}, homes: homes}
 	way, err := r.decide(ctx, p, req)
 	if err != nil {
 		return nil, err
@@ -89,7 +91,9 @@ func (e *evaluation) check(ctx context.Context, w *path) error {
 
 func (e *evaluation) checkPut(ctx context.Context, req *pb.PutRequest) error {
 	if req.Lease != 0 {
-		return regionpb.ErrorOf(regionpb.LeaseNotFound)
+		if err := e.checkLease(ctx, req.Key, req.Lease); err != nil {
+			return err
+		}
 	}
 	if req.IgnoreValue || req.IgnoreLease {
 		kv, err := e.get(ctx, req.Key)
@@ -219,6 +223,9 @@ func (e *evaluation) put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespon
 		}
 	}
 	f.Version, f.Value, f.Lease = next.Version, next.Value, next.Lease
+	if prev != nil && prev.Lease != next.Lease {
+		f.Detach = prev.Lease
+	}
 	e.write(f, next)
 	e.stamp(&resp.Header.Revision)
 	return resp, nil
@@ -226,7 +233,8 @@ func (e *evaluation) put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespon
 
 func (e *evaluation) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	resp := &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{}}
-	all, err := e.all(ctx, selection{keysOnly: !req.PrevKv}, rangeSpan(req.Key, req.RangeEnd))
+	// Values are not needed without PrevKv, but leases are.
+	all, err := e.all(ctx, selection{noValues: !req.PrevKv}, rangeSpan(req.Key, req.RangeEnd))
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +242,7 @@ func (e *evaluation) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest
 		if req.PrevKv {
 			resp.PrevKvs = append(resp.PrevKvs, e.show(kv))
 		}
-		e.write(regionpb.Effect{Key: kv.Key, Delete: true}, nil)
+		e.write(regionpb.Effect{Key: kv.Key, Delete: true, Detach: kv.Lease}, nil)
 	}
 	resp.Deleted = int64(len(all))
 	e.stamp(&resp.Header.Revision)

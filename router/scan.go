@@ -24,9 +24,12 @@ func (p point) view(rev mvcc.Revision) view { return view{cut: p.cut, rev: rev} 
 
 // selection says what a scan returns.
 type selection struct {
-	keysOnly                             bool
+	keysOnly                             bool // neither value nor lease
+	noValues                             bool
 	minMod, maxMod, minCreate, maxCreate mvcc.Revision
-	wantCount                            bool // also count keys, filters and limit ignored
+	wantCount                            bool  // also count keys, filters and limit ignored
+	leases                               bool  // records of leases instead of keys
+	lease                                int64 // keys attached to this lease, if not 0
 }
 
 // scan walks a span in key order, one reply of one region at a time. It finds the region of its
@@ -81,6 +84,7 @@ func (s *scan) step(ctx context.Context, limit int64) ([]*mvccpb.KeyValue, error
 		Region: d.ID, Epoch: d.Epoch, Cut: s.v.cut, Rev: s.v.rev, Span: clip,
 		Limit: limit, KeysOnly: s.sel.keysOnly, WantCount: wantCount, MaxBytes: s.r.opts.PageBytes,
 		MinMod: s.sel.minMod, MaxMod: s.sel.maxMod, MinCreate: s.sel.minCreate, MaxCreate: s.sel.maxCreate,
+		NoValues: s.sel.noValues, Leases: s.sel.leases, Lease: s.sel.lease,
 	}
 	resp, err := s.r.stores.Read(ctx, *d, req)
 	if err != nil {

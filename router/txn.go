@@ -7,6 +7,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
 
@@ -103,10 +104,25 @@ func (r *Router) writeTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespo
 // propose hands a write to the leader of its region, again and again as long as the answer says
 // that it was not executed and the request's time lasts.
 func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	tries := 0 // tokens that the last try had
 	for b := r.backoff(); ; {
 		resp, err := r.proposeOnce(ctx, w)
 		if errors.Is(err, errSeveral) {
-			resp, err = r.attempts(ctx, w.Txn)
+			resp, err = r.attempts(ctx, &txnJob{r: r, req: w.Txn})
+		} else if codeOf(err) == regionpb.LeaseSpread {
+			resp, err = r.attempts(ctx, &revokeJob{r: r, id: w.Lease.ID, term: w.Lease.Term})
+		} else if t, ok := notRegistered(err); ok {
+			if w, err = r.register(ctx, w, t); err != nil {
+				return nil, err
+			}
+			if len(w.Tokens) == tries {
+				// Somebody ends the lease, or there is a new leader.
+				if werr := b.wait(ctx); werr != nil {
+					return nil, werr
+				}
+			}
+			tries = len(w.Tokens)
+			continue
 		} else if err != nil && notExecuted(err) {
 			if werr := b.wait(ctx); werr != nil {
 				return nil, werr
@@ -124,7 +140,13 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 }
 
 func (r *Router) proposeOnce(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
-	d, err := place(r.oracle.Regions(), w.Txn)
+	var d *pdpb.Descriptor
+	var err error
+	if w.Lease != nil {
+		d, err = leaseWrite(r.oracle.Regions(), w.Lease)
+	} else {
+		d, err = place(r.oracle.Regions(), w.Txn)
+	}
 	if err != nil {
 		return nil, err
 	}

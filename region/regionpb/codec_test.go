@@ -18,13 +18,15 @@ import (
 var testDescriptor = pdpb.Descriptor{ID: 9, Span: mvcc.Span{Start: []byte("a"), End: []byte("n")}, Epoch: 4, Incarnation: 2,
 	StartIndex: 10, StartTerm: 5, Peers: []pdpb.Peer{{Replica: 1, Store: 1 << 60}, {Replica: 2, Store: 7}}}
 
+var testRecords = []RecordEffect{{Key: LeaseKey(-77), Value: []byte("x")}, {Key: RegisteredKey([]byte("a"), 5)}}
+
 // testPrepares has one part that writes and one that is only read.
 var testPrepares = []Prepared{
 	{Attempt: 1 << 41, Participants: []RegionID{2, 9},
-		Locks: []LockSpan{{Span: mvcc.Span{Start: []byte("k"), End: []byte("k\x00")}, Exclusive: true}, {Span: mvcc.Span{Start: []byte("m")}}},
+		Locks: []LockSpan{{Span: mvcc.Span{Start: []byte("k"), End: []byte("k\x00")}, Exclusive: true}, {Span: mvcc.Span{Start: []byte("m")}}, {Lease: -9, Exclusive: true}},
 		Effects: []Effect{{Key: []byte("k"), Value: []byte("v"), Version: 3, CreateKind: CreateKnown, Create: 1 << 33, Lease: -5},
-			{Key: []byte("l"), Delete: true}},
-		Subs: []int64{0, 70000}},
+			{Key: []byte("l"), Delete: true, Detach: 5}},
+		Subs: []int64{0, 70000}, Records: testRecords},
 	{Attempt: 3, Participants: []RegionID{9}, Locks: []LockSpan{{Span: mvcc.Span{Start: []byte("k"), End: []byte{}}}}},
 }
 
@@ -46,7 +48,8 @@ var testEntry = Entry{Term: 7, Index: 300, Fence: 2,
 
 func TestEntryRoundTrip(t *testing.T) {
 	for _, e := range []*Entry{&testEntry, {Term: 1, Index: 1}, {Term: 1, Index: 2, Seals: testEntry.Seals[1:]},
-		{Term: 1, Index: 3, Prepares: testPrepares}, {Term: 1, Index: 3, Seals: testEntry.Seals, Commands: testEntry.Commands, Prepares: testPrepares}} {
+		{Term: 1, Index: 3, Prepares: testPrepares}, {Term: 1, Index: 4, Commands: []Command{{}, {Records: testRecords},
+			{Effects: []Effect{{Key: []byte("k"), Version: 1, CreateKind: CreateNew, Lease: 4, Detach: -4}}, Records: testRecords[:1]}}}, {Term: 1, Index: 3, Seals: testEntry.Seals, Commands: testEntry.Commands, Prepares: testPrepares}} {
 		data := e.Encode()
 		if len(data) != e.Size() {
 			t.Errorf("Size is %d, the encoding has %d bytes", e.Size(), len(data))
@@ -143,11 +146,34 @@ func TestRPCRoundTrip(t *testing.T) {
 		t.Fatalf("%+v, %v", gw, err)
 	}
 
+	w.Tokens = []LeaseToken{{Lease: -5, Grant: LockID{Term: 3, Seq: 9}}}
+	data, err = AppendWriteRequest(nil, w)
+	must(err)
+	if gw, err := DecodeWriteRequest(data); err != nil || !reflect.DeepEqual(gw.Tokens, w.Tokens) || !proto.Equal(gw.Txn, w.Txn) {
+		t.Fatalf("%+v, %v", gw, err)
+	}
+	lw := &WriteRequest{Region: 9, Lease: &LeaseCommand{Op: LeaseRegister, ID: -3, TTL: 60, Remaining: 5, Span: testDescriptor.Span, Term: 8}}
+	data, err = AppendWriteRequest(nil, lw)
+	must(err)
+	if gw, err := DecodeWriteRequest(data); err != nil || !reflect.DeepEqual(gw, lw) {
+		t.Fatalf("%+v, %v", gw, err)
+	}
+	l := &LeaseRecord{TTL: 60, Remaining: 7, Spans: []mvcc.Span{testDescriptor.Span, {Start: []byte("z")}}}
+	if got, err := DecodeLeaseRecord(l.Append(nil)); err != nil || !reflect.DeepEqual(got, l) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+
 	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: 5}, Succeeded: true}
 	data, err = AppendWriteResponse(nil, resp, nil)
 	must(err)
 	if got, err := DecodeWriteResponse(data); err != nil || !proto.Equal(got, resp) {
 		t.Fatalf("%v, %v", got, err)
+	}
+	data, err = AppendWriteResponse(nil, nil, NotRegistered(w.Tokens[0]))
+	must(err)
+	var nr *Error
+	if _, err := DecodeWriteResponse(data); !errors.As(err, &nr) || nr.Token != w.Tokens[0] {
+		t.Fatalf("%v", err)
 	}
 	d := testDescriptor
 	want := &Error{Code: EpochMismatch, Leader: 1 << 63, Descriptor: &d}
@@ -166,6 +192,11 @@ func TestRPCRoundTrip(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(gr, r) {
 			t.Fatalf("%+v came back as %+v, %v", r, gr, err)
 		}
+	}
+
+	r = &ReadRequest{Region: 9, Cut: 4, Lease: -8, Leases: true, NoValues: true}
+	if gr, err := DecodeReadRequest(AppendReadRequest(nil, r)); err != nil || !reflect.DeepEqual(gr, r) {
+		t.Fatalf("%+v came back as %+v, %v", r, gr, err)
 	}
 
 	rr := &ReadResponse{Count: 7, More: true, Resume: []byte("m"), Rev: 44, Now: 50, LimitHit: true, KVs: []*mvccpb.KeyValue{
@@ -190,7 +221,7 @@ func TestRPCRoundTrip(t *testing.T) {
 
 func TestTxnRPCRoundTrip(t *testing.T) {
 	x := &testPrepares[0]
-	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Age: 77, Locks: x.Locks}
+	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Age: 77, Locks: x.Locks, Term: 12}
 	if got, err := DecodeLockRequest(AppendLockRequest(nil, l)); err != nil || !reflect.DeepEqual(got, l) {
 		t.Errorf("%+v came back as %+v, %v", l, got, err)
 	}
@@ -201,7 +232,7 @@ func TestTxnRPCRoundTrip(t *testing.T) {
 	if _, err := DecodeLockResponse(AppendLockResponse(nil, id, ErrorOf(NotLeader))); !errors.Is(err, ErrorOf(NotLeader)) {
 		t.Errorf("%v", err)
 	}
-	p := &PrepareRequest{Region: 9, Attempt: x.Attempt, Lock: id, Participants: x.Participants, Effects: x.Effects, Subs: x.Subs}
+	p := &PrepareRequest{Region: 9, Attempt: x.Attempt, Lock: id, Participants: x.Participants, Effects: x.Effects, Subs: x.Subs, Records: x.Records}
 	if got, err := DecodePrepareRequest(AppendPrepareRequest(nil, p)); err != nil || !reflect.DeepEqual(got, p) {
 		t.Errorf("%+v came back as %+v, %v", p, got, err)
 	}

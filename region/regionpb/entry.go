@@ -10,7 +10,7 @@ import (
 
 // The first byte of a raft entry's payload says what it is; it is the format's version too.
 const (
-	kindEntry  = 0x03 // an Entry; 0x01 was one without decisions and prepares
+	kindEntry  = 0x04 // an Entry; 0x01 was one without decisions and prepares, 0x03 without leases
 	kindMetaV1 = 0x02 // an opaque command of the placement machine (single-group mode)
 )
 
@@ -20,18 +20,20 @@ const (
 //	seals { number; region, incarnation, first n; per item cut, upto, term, cum, count, base, fence,
 //	decisions { number; per decision attempt, revision+1 of a commit or 0 } },
 //	[prepares { number; per prepare attempt, writes, participants }], for a report's facts
-//	per command { effects; per effect flags, key, [lease] [version] [create] [value] },
-//	per prepare { attempt, participants, locks, effects; per effect sub and the effect }
+//	per command { effects; per effect flags, key, [detach] [lease] [version] [create] [value]; [records] },
+//	per prepare { attempt, participants, locks, effects; per effect sub and the effect; records }
 //
 // The header and the seals come first and hold the counts, so that a replica summarises an entry
 // when it is appended (Peek) without walking its values, and sizes its slices once.
 const (
 	entResolves = 1 << 0 // an effect is of CreateResolve
 	entPrepares = 1 << 1 // there are prepares
+	entRecords  = 1 << 2 // commands have records of the system space
 
 	effDelete   = 1 << 0
 	effLease    = 1 << 1
 	effKindBits = 2 // two bits of CreateKind from here
+	effDetach   = 1 << 4
 )
 
 // Size is the exact length of the encoding.
@@ -60,10 +62,14 @@ func (e *Entry) Size() int {
 			n += uvarintLen(uint64(id))
 		}
 	}
+	records := e.records()
 	for i := range e.Commands {
 		n += uvarintLen(uint64(len(e.Commands[i].Effects)))
 		for j := range e.Commands[i].Effects {
 			n += e.Commands[i].Effects[j].Size()
+		}
+		if records {
+			n += recordsSize(e.Commands[i].Records)
 		}
 	}
 	return n
@@ -72,6 +78,9 @@ func (e *Entry) Size() int {
 // Size is the exact length of the effect in an entry.
 func (f *Effect) Size() int {
 	n := 1 + bytesLen(f.Key)
+	if f.Detach != 0 {
+		n += uvarintLen(zig(f.Detach))
+	}
 	if f.Delete {
 		return n
 	}
@@ -90,6 +99,15 @@ func (e *Entry) effects() (n int) {
 		n += len(e.Commands[i].Effects)
 	}
 	return n
+}
+
+func (e *Entry) records() bool {
+	for i := range e.Commands {
+		if len(e.Commands[i].Records) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (e *Entry) resolves() bool {
@@ -114,6 +132,10 @@ func (e *Entry) Append(b []byte) []byte {
 	}
 	if len(e.Prepares) > 0 {
 		flags |= entPrepares
+	}
+	records := e.records()
+	if records {
+		flags |= entRecords
 	}
 	b = append(b, kindEntry, flags)
 	b = binary.AppendUvarint(b, e.Term)
@@ -158,6 +180,9 @@ func (e *Entry) Append(b []byte) []byte {
 		for j := range e.Commands[i].Effects {
 			b = e.Commands[i].Effects[j].append(b)
 		}
+		if records {
+			b = appendRecords(b, e.Commands[i].Records)
+		}
 	}
 	for i := range e.Prepares {
 		b = append(b, e.Prepares[i].Encoded()...)
@@ -176,12 +201,20 @@ func sealedOutcome(x pdpb.Decision) uint64 {
 func (f *Effect) append(b []byte) []byte {
 	flags := byte(f.CreateKind) << effKindBits
 	if f.Delete {
-		return appendBytes(append(b, effDelete), f.Key)
-	}
-	if f.Lease != 0 {
+		flags = effDelete
+	} else if f.Lease != 0 {
 		flags |= effLease
 	}
+	if f.Detach != 0 {
+		flags |= effDetach
+	}
 	b = appendBytes(append(b, flags), f.Key)
+	if f.Detach != 0 {
+		b = binary.AppendUvarint(b, zig(f.Detach))
+	}
+	if f.Delete {
+		return b
+	}
 	if f.Lease != 0 {
 		b = binary.AppendUvarint(b, zig(f.Lease))
 	}
@@ -200,6 +233,7 @@ type Summary struct {
 	Commands    int
 	Meta        bool // a command of the placement machine, not of the region
 	Resolves    bool // an effect is of CreateResolve
+	Records     bool // commands have records of the system space
 	Seals       []pdpb.Item
 	Prepares    []pdpb.Fact // without index and stamp
 }
@@ -227,10 +261,10 @@ func Peek(data []byte) (Summary, error) {
 func (d *decoder) head(s *Summary) (effects int) {
 	d.version(kindEntry, "entry")
 	flags := d.byte()
-	if flags&^(entResolves|entPrepares) != 0 {
+	if flags&^(entResolves|entPrepares|entRecords) != 0 {
 		d.fail("entry flags")
 	}
-	s.Resolves = flags&entResolves != 0
+	s.Resolves, s.Records = flags&entResolves != 0, flags&entRecords != 0
 	s.Term, s.Index, s.Fence, s.Count = d.uvarint(), d.uvarint(), pdpb.Fence(d.uvarint()), d.uvarint()
 	s.Commands, effects = d.count(1), d.count(2)
 	if n := d.count(8); n > 0 {
@@ -292,6 +326,10 @@ func DecodeEntry(data []byte, e *Entry) error {
 			free[j] = d.effect()
 		}
 		free = free[n:]
+		e.Commands[i].Records = nil
+		if s.Records {
+			e.Commands[i].Records = d.records()
+		}
 	}
 	if len(free) != 0 {
 		d.fail("effects")
@@ -316,6 +354,12 @@ func DecodeEntry(data []byte, e *Entry) error {
 func (d *decoder) effect() (f Effect) {
 	flags := d.byte()
 	f.Key = d.bytes()
+	if flags&effDetach != 0 {
+		if f.Detach = d.varint(); f.Detach == 0 {
+			d.fail("detach")
+		}
+		flags &^= effDetach
+	}
 	if flags&effDelete != 0 {
 		f.Delete = true
 		if flags != effDelete {

@@ -8,12 +8,12 @@ import (
 	"braid/pd/pdpb"
 )
 
-const positionV2 = 2
+const positionV3 = 3
 
 // Position says how far a replica's state has come and what that state is of (D1). It is written
 // in one batch with the data it speaks of and travels in every snapshot; what a replica knows
-// beyond it is rebuilt from the log and from pd. This store has no lease spans yet; they will follow
-// the fields here under a new version.
+// beyond it is rebuilt from the log and from pd. Leases are records of the engine, in the same batch and
+// in the snapshot's own part.
 type Position struct {
 	// Index, Term: the last raft entry that was applied or, being silent, passed.
 	Index, Term uint64
@@ -47,7 +47,7 @@ type Position struct {
 
 // Append appends the encoding to b.
 func (p *Position) Append(b []byte) []byte {
-	b = append(b, positionV2)
+	b = append(b, positionV3)
 	for _, v := range [...]uint64{p.Index, p.Term, p.Item, p.Upto, p.UptoTerm, uint64(p.Cut), uint64(p.Revision), p.Cum,
 		uint64(p.Fence), p.Sealed, p.ConfIndex} {
 		b = binary.AppendUvarint(b, v)
@@ -66,7 +66,7 @@ func (p *Position) Append(b []byte) []byte {
 func DecodePosition(data []byte) (Position, error) {
 	var p Position
 	d := decoder{b: append([]byte(nil), data...)}
-	d.version(positionV2, "position")
+	d.version(positionV3, "position")
 	for _, v := range [...]*uint64{&p.Index, &p.Term, &p.Item, &p.Upto, &p.UptoTerm, (*uint64)(&p.Cut)} {
 		*v = d.uvarint()
 	}

@@ -35,12 +35,15 @@ type Effect struct {
 	Version    int64 // the key's version after a put
 	CreateKind CreateKind
 	Create     mvcc.Revision
+	// Detach is the lease that the key was attached to before and is not any more; 0 is none.
+	Detach int64
 }
 
 // Command is what one request does. It consumes a revision exactly when it has effects; without
 // effects it still has its place in the order.
 type Command struct {
 	Effects []Effect
+	Records []RecordEffect
 }
 
 // Entry is the payload of a raft entry of a region. An entry without commands and prepares is
@@ -94,6 +97,11 @@ const (
 	LockLost // the leader of the lock's term does not hold it any more (T1); not prepared
 	Aborted  // the attempt was aborted
 	TooLarge // its part here is larger than a region takes
+	// Leases.
+	LeaseExists        // a result of evaluation, recorded in the order
+	LeaseNotRegistered // Lease is not registered here; Token is for the next try (L3); not executed
+	LeaseSpread        // the lease has keys in other regions, so one region cannot end it; not executed
+	LeaseTermOver      // the term in which a lease's end was decided is over (L5); not executed
 )
 
 // Error is an error of a region.
@@ -101,12 +109,14 @@ type Error struct {
 	Code       Code
 	Leader     raftid.StoreID
 	Descriptor *pdpb.Descriptor
+	Token      LeaseToken // LeaseNotRegistered
 }
 
 var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not found", "too many requests",
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
 	"future revision", "not complete", "stopped",
-	"lock lost", "aborted", "too large"}
+	"lock lost", "aborted", "too large",
+	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over"}
 
 // String is the code in words.
 func (c Code) String() string {
@@ -132,6 +142,9 @@ func (e *Error) Is(target error) bool {
 // ErrorOf returns an error that has a code and no hint.
 func ErrorOf(c Code) *Error { return &Error{Code: c} }
 
+// NotRegistered returns the error by which a leader asks to be registered for a lease.
+func NotRegistered(t LeaseToken) *Error { return &Error{Code: LeaseNotRegistered, Token: t} }
+
 // NotExecuted says whether the request had certainly no effect and never will.
 func (e *Error) NotExecuted() bool { return e.Code != Unknown }
 
@@ -151,6 +164,7 @@ type ReadRequest struct {
 	// Limit bounds the keys returned after the filters; 0 is no limit.
 	Limit     int64
 	KeysOnly  bool // neither value nor lease
+	NoValues  bool // no value
 	CountOnly bool
 	// Filters; zero is none.
 	MinMod, MaxMod, MinCreate, MaxCreate mvcc.Revision
@@ -158,6 +172,12 @@ type ReadRequest struct {
 	WantCount bool
 	// MaxBytes bounds one reply; the server has its own bound too.
 	MaxBytes int64
+	// Leases asks for the records of leases that lie in the span, instead of keys: their ids, in
+	// eight bytes, and encodings. Lease, if not 0, asks for the keys of the span that are attached
+	// to it; both together ask whether keys of the region may be attached to it, which one empty key
+	// says. All look at what is applied, which includes everything through Cut; they have no history.
+	Leases bool
+	Lease  int64
 }
 
 // RegionID is pdpb.RegionID.

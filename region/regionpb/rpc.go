@@ -1,6 +1,7 @@
 package regionpb
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,8 +24,18 @@ type WriteRequest struct {
 	// Cut: the leader evaluates only when it is complete through it. The gateway sets it, from a
 	// fresh read point, when a range inside the transaction names a revision (C-1); else 0.
 	Cut pdpb.Cut
-	Txn *pb.TxnRequest
+	// Tokens are for leases that the region is to be registered for with this write.
+	Tokens []LeaseToken
+	// Lease is a command on a lease; then there is no Txn.
+	Lease *LeaseCommand
+	Txn   *pb.TxnRequest
 }
+
+const (
+	writeTxn = iota
+	writeTxnTokens
+	writeLease
+)
 
 // AppendWriteRequest appends the encoding of r to b.
 func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
@@ -32,6 +43,14 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
 	b = binary.AppendUvarint(b, uint64(r.Cut))
+	switch {
+	case r.Lease != nil:
+		return appendLeaseCommand(append(b, writeLease), r.Lease), nil
+	case len(r.Tokens) > 0:
+		b = appendTokens(append(b, writeTxnTokens), r.Tokens)
+	default:
+		b = append(b, writeTxn)
+	}
 	return proto.MarshalOptions{}.MarshalAppend(b, r.Txn)
 }
 
@@ -39,10 +58,22 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "write request")
-	r := &WriteRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint()), Txn: &pb.TxnRequest{}}
+	r := &WriteRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint())}
+	switch d.byte() {
+	case writeTxn:
+	case writeTxnTokens:
+		r.Tokens = d.tokens()
+	case writeLease:
+		r.Lease = d.leaseCommand()
+		r.Lease.Span.Start, r.Lease.Span.End = bytes.Clone(r.Lease.Span.Start), bytes.Clone(r.Lease.Span.End)
+		return r, d.done()
+	default:
+		d.fail("write")
+	}
 	if d.err != nil {
 		return nil, d.err
 	}
+	r.Txn = &pb.TxnRequest{}
 	if err := proto.Unmarshal(d.b, r.Txn); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
@@ -83,6 +114,9 @@ func appendError(b []byte, err error) []byte {
 	}
 	b = append(b, byte(e.Code))
 	b = binary.AppendUvarint(b, uint64(e.Leader))
+	if e.Code == LeaseNotRegistered {
+		b = appendTokens(b, []LeaseToken{e.Token})
+	}
 	if e.Descriptor == nil {
 		return append(b, 0)
 	}
@@ -94,6 +128,13 @@ func (d *decoder) error() error {
 	e := &Error{Code: Code(d.byte()), Leader: raftid.StoreID(d.uvarint())}
 	if e.Code == 0 || int(e.Code) >= len(codeNames) {
 		d.fail("error code")
+	}
+	if e.Code == LeaseNotRegistered {
+		if tokens := d.tokens(); len(tokens) == 1 {
+			e.Token = tokens[0]
+		} else {
+			d.fail("lease token")
+		}
 	}
 	if d.bool() {
 		x := d.descriptor()
@@ -111,6 +152,9 @@ const (
 	readWantCount
 	readFilters
 	readKeys
+	readLeases
+	readAttached
+	readNoValues
 )
 
 // AppendReadRequest appends the encoding of r to b.
@@ -128,6 +172,9 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 	set(r.WantCount, readWantCount)
 	set(filters, readFilters)
 	set(len(r.Keys) > 0, readKeys)
+	set(r.NoValues, readNoValues)
+	set(r.Leases, readLeases)
+	set(r.Lease != 0, readAttached)
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
@@ -146,6 +193,9 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 		for _, k := range r.Keys {
 			b = appendBytes(b, k)
 		}
+	}
+	if r.Lease != 0 {
+		b = binary.AppendUvarint(b, zig(r.Lease))
 	}
 	return b
 }
@@ -169,6 +219,12 @@ func DecodeReadRequest(data []byte) (*ReadRequest, error) {
 		r.Keys = make([][]byte, d.count(1))
 		for i := range r.Keys {
 			r.Keys[i] = d.bytes()
+		}
+	}
+	r.Leases, r.NoValues = flags&readLeases != 0, flags&readNoValues != 0
+	if flags&readAttached != 0 {
+		if r.Lease = d.varint(); r.Lease == 0 {
+			d.fail("lease")
 		}
 	}
 	if err := d.done(); err != nil {

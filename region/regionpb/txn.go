@@ -10,9 +10,10 @@ import (
 )
 
 // LockSpan is what an attempt of a transaction over several regions locks: keys it reads shared,
-// keys it may write exclusively.
+// keys it may write exclusively; or a lease (L2), shared to attach keys to it, exclusively to end it.
 type LockSpan struct {
-	Span      mvcc.Span
+	Span      mvcc.Span // not of a lease
+	Lease     int64     // 0: keys
 	Exclusive bool
 }
 
@@ -26,6 +27,8 @@ type Prepared struct {
 	// Subs are the effects' places among the events of the attempt's revision: the coordinator
 	// counts over all regions, in the order in which the transaction names them (R1, C-4).
 	Subs []int64
+	// Records are changes of the system space, which take place with a commit.
+	Records []RecordEffect
 
 	// enc is the encoding, once somebody needed it: a position is written with each batch.
 	enc []byte
@@ -43,17 +46,31 @@ func (p *Prepared) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(p.Attempt))
 	b = appendRegions(b, p.Participants)
 	b = appendLocks(b, p.Locks)
-	return appendEffects(b, p.Effects, p.Subs)
+	b = appendEffects(b, p.Effects, p.Subs)
+	return appendRecords(b, p.Records)
 }
 
 func appendLocks(b []byte, locks []LockSpan) []byte {
 	b = binary.AppendUvarint(b, uint64(len(locks)))
 	for i := range locks {
-		b = appendBool(b, locks[i].Exclusive)
-		b = appendSpan(b, locks[i].Span)
+		l := &locks[i]
+		var flags byte
+		if l.Exclusive {
+			flags |= lockExclusive
+		}
+		if l.Lease != 0 {
+			b = binary.AppendUvarint(append(b, flags|lockLease), zig(l.Lease))
+		} else {
+			b = appendSpan(append(b, flags), l.Span)
+		}
 	}
 	return b
 }
+
+const (
+	lockExclusive = 1 << iota
+	lockLease
+)
 
 func appendEffects(b []byte, effects []Effect, subs []int64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(effects)))
@@ -65,14 +82,24 @@ func appendEffects(b []byte, effects []Effect, subs []int64) []byte {
 }
 
 func (d *decoder) locks() []LockSpan {
-	n := d.count(3)
+	n := d.count(2)
 	if n == 0 {
 		return nil
 	}
 	locks := make([]LockSpan, n)
 	for i := range locks {
-		locks[i].Exclusive = d.bool()
-		locks[i].Span = d.span()
+		flags := d.byte()
+		locks[i].Exclusive = flags&lockExclusive != 0
+		switch flags &^ lockExclusive {
+		case 0:
+			locks[i].Span = d.span()
+		case lockLease:
+			if locks[i].Lease = d.varint(); locks[i].Lease == 0 {
+				d.fail("lock of no lease")
+			}
+		default:
+			d.fail("lock")
+		}
 	}
 	return locks
 }
@@ -101,6 +128,7 @@ func (d *decoder) prepared() (p Prepared) {
 	p.Participants = d.regions()
 	p.Locks = d.locks()
 	p.Effects, p.Subs = d.subEffects()
+	p.Records = d.records()
 	if d.err == nil {
 		n := len(before) - len(d.b)
 		p.enc = before[:n:n]
@@ -116,9 +144,21 @@ func (p *Prepared) String() string {
 		if p.Locks[i].Exclusive {
 			mode = "w"
 		}
-		s += fmt.Sprintf(" %s%v", mode, p.Locks[i].Span)
+		s += fmt.Sprintf(" %s%v", mode, &p.Locks[i])
 	}
-	return s + fmt.Sprintf(" effects=%d", len(p.Effects))
+	s += fmt.Sprintf(" effects=%d", len(p.Effects))
+	if len(p.Records) > 0 {
+		s += fmt.Sprintf(" records=%d", len(p.Records))
+	}
+	return s
+}
+
+// String prints what is locked, without the mode.
+func (l *LockSpan) String() string {
+	if l.Lease != 0 {
+		return fmt.Sprintf("lease %x", uint64(l.Lease))
+	}
+	return l.Span.String()
 }
 
 // LockRequest asks a region's leader to lock spans for an attempt, all at once (T5).
@@ -130,6 +170,8 @@ type LockRequest struct {
 	// to try again.
 	Age   pdpb.AttemptID
 	Locks []LockSpan
+	// Term, if not 0: only a leader of that term may grant (L5).
+	Term uint64
 }
 
 // LockID names a grant: a lock belongs to an attempt, a region and a term (T1). Seq tells grants
@@ -147,6 +189,7 @@ type PrepareRequest struct {
 	Participants []RegionID // ascending
 	Effects      []Effect
 	Subs         []int64
+	Records      []RecordEffect
 }
 
 // ReleaseRequest gives up an attempt's lock that was not prepared.
@@ -162,6 +205,7 @@ func AppendLockRequest(b []byte, r *LockRequest) []byte {
 	b = binary.AppendUvarint(b, r.Epoch)
 	b = binary.AppendUvarint(b, uint64(r.Attempt))
 	b = binary.AppendUvarint(b, uint64(r.Age))
+	b = binary.AppendUvarint(b, r.Term)
 	return appendLocks(b, r.Locks)
 }
 
@@ -170,7 +214,7 @@ func DecodeLockRequest(data []byte) (*LockRequest, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "lock request")
 	r := &LockRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Attempt: pdpb.AttemptID(d.uvarint()),
-		Age: pdpb.AttemptID(d.uvarint()), Locks: d.locks()}
+		Age: pdpb.AttemptID(d.uvarint()), Term: d.uvarint(), Locks: d.locks()}
 	return r, d.done()
 }
 
@@ -203,7 +247,8 @@ func AppendPrepareRequest(b []byte, r *PrepareRequest) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	b = appendRegions(b, r.Participants)
-	return appendEffects(b, r.Effects, r.Subs)
+	b = appendEffects(b, r.Effects, r.Subs)
+	return appendRecords(b, r.Records)
 }
 
 // DecodePrepareRequest reads what AppendPrepareRequest wrote. The result aliases data.
@@ -214,6 +259,7 @@ func DecodePrepareRequest(data []byte) (*PrepareRequest, error) {
 	r.Lock = LockID{Term: d.uvarint(), Seq: d.uvarint()}
 	r.Participants = d.regions()
 	r.Effects, r.Subs = d.subEffects()
+	r.Records = d.records()
 	return r, d.done()
 }
 

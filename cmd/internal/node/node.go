@@ -32,6 +32,7 @@ import (
 	"braid/cmd/internal/config"
 	"braid/cmd/internal/orderlog"
 	"braid/gateway"
+	"braid/leasesvc"
 	"braid/mvcc/engine"
 	"braid/pd/order"
 	"braid/pd/pdpb"
@@ -63,6 +64,8 @@ type Node struct {
 	gateway *gateway.Server
 	watches *watchsvc.Hub
 	order   *orderlog.Recorder // nil unless a test asked for the record
+	leases  *leasesvc.Service
+	router  atomic.Pointer[router.Router] // nil while starting
 
 	metrics *metrics
 
@@ -182,6 +185,7 @@ func (n *Node) start(ctx context.Context) error {
 			return err
 		}
 	}
+	n.openLeases()
 	if err := n.openNetwork(peers); err != nil {
 		return err
 	}
@@ -337,6 +341,7 @@ func (n *Node) clock() {
 		if now-lastClient >= clientTick-step/2 {
 			lastClient = now
 			n.oracle.Tick(now)
+			n.leases.Tick()
 		}
 		if now-lastRaft >= raftTick-step/2 {
 			lastRaft = now
@@ -352,8 +357,9 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
 		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
 	})
+	n.router.Store(r)
 	gw, err := gateway.New(gateway.Config{
-		KV: r, Cluster: &clusterView{n}, Logger: n.log, Registry: n.registry,
+		KV: r, Leases: n.leases, Cluster: &clusterView{n}, Logger: n.log, Registry: n.registry,
 		ExtensiveMetrics: cfg.Metrics == "extensive", MaxRequestBytes: int(cfg.MaxRequestBytes), MaxTxnOps: int(cfg.MaxTxnOps),
 		MaxConcurrentStreams: cfg.MaxConcurrentStreams, RequestTimeout: timeout,
 		ServerOptions: keepaliveOptions(cfg), Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,

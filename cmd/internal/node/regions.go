@@ -158,6 +158,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 	if n.order != nil {
 		h.recorded(&cfg)
 	}
+	h.leased(&cfg)
 	if h.Replica, err = region.NewReplica(cfg); err != nil {
 		return err
 	}

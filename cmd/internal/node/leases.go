@@ -1,0 +1,164 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"braid/leasesvc"
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport"
+	"braid/region"
+	"braid/region/regionpb"
+	"braid/router"
+)
+
+// methodLeases carries questions about the time of leases.
+const methodLeases transport.Method = 38
+
+// leaseCluster is the node as the lease service sees it.
+type leaseCluster struct{ n *Node }
+
+// Leader implements leasesvc.Cluster.
+func (c leaseCluster) Leader(d *pdpb.Descriptor) (raftid.StoreID, bool) {
+	return c.n.stores.leader(c.n.regions.get(d.ID), d)
+}
+
+// Call implements leasesvc.Cluster.
+func (c leaseCluster) Call(ctx context.Context, to raftid.StoreID, batch []byte) ([]byte, error) {
+	return c.n.net.Call(ctx, to, methodLeases, batch)
+}
+
+// KeepAwake implements leasesvc.Cluster.
+func (c leaseCluster) KeepAwake(id pdpb.RegionID, on bool) {
+	if h := c.n.regions.get(id); h != nil {
+		h.KeepAwake(on)
+		if on {
+			h.wake()
+		}
+	}
+}
+
+// openLeases starts the lease service. It comes before the first replica, which tells it of terms.
+func (n *Node) openLeases() {
+	election := time.Duration(n.cfg.ElectionMs) * time.Millisecond
+	n.leases = leasesvc.NewService(leasesvc.Config{
+		Store: leaseStore{n}, Cluster: leaseCluster{n},
+		Options: leasesvc.Options{Extend: election},
+		// etcd's: one and a half election timeouts, in whole seconds.
+		MinTTL: int64((3*election/2 + time.Second - 1) / time.Second),
+	})
+	n.onClose(func(context.Context) error { n.leases.Close(); return nil })
+}
+
+// serveLeases answers another node; it never waits.
+func (n *Node) serveLeases(_ context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+	reply(n.leases.Serve(payload))
+}
+
+// leaseStore is the router, which is made after the replicas.
+type leaseStore struct{ n *Node }
+
+func (s leaseStore) router() (*router.Router, error) {
+	if r := s.n.router.Load(); r != nil {
+		return r, nil
+	}
+	return nil, regionpb.ErrorOf(regionpb.NotLeader)
+}
+
+// LeaseGrant implements leasesvc.Store.
+func (s leaseStore) LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error) {
+	r, err := s.router()
+	if err != nil {
+		return 0, err
+	}
+	return r.LeaseGrant(ctx, id, ttl)
+}
+
+// LeaseRevoke implements leasesvc.Store.
+func (s leaseStore) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error) {
+	r, err := s.router()
+	if err != nil {
+		return 0, err
+	}
+	return r.LeaseRevoke(ctx, id, term)
+}
+
+// LeaseCheckpoint implements leasesvc.Store.
+func (s leaseStore) LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error {
+	r, err := s.router()
+	if err != nil {
+		return err
+	}
+	return r.LeaseCheckpoint(ctx, id, remaining, term)
+}
+
+// LeaseLook implements leasesvc.Store.
+func (s leaseStore) LeaseLook(ctx context.Context, id int64, keys bool) (*regionpb.LeaseRecord, [][]byte, mvcc.Revision, error) {
+	r, err := s.router()
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	return r.LeaseLook(ctx, id, keys)
+}
+
+// Leases implements leasesvc.Store.
+func (s leaseStore) Leases(ctx context.Context) ([]regionpb.Lease, mvcc.Revision, error) {
+	r, err := s.router()
+	if err != nil {
+		return nil, 0, err
+	}
+	return r.Leases(ctx)
+}
+
+// LeaseHome implements leasesvc.Store.
+func (s leaseStore) LeaseHome(id int64) (pdpb.Descriptor, bool) {
+	r, err := s.router()
+	if err != nil {
+		return pdpb.Descriptor{}, false
+	}
+	return r.LeaseHome(id)
+}
+
+// leased makes a replica tell the lease service what it applies and when it leads.
+func (h *hosted) leased(cfg *region.Config) {
+	n, span := h.owner.node, cfg.Position.Descriptor.Span
+	cfg.Observer.Leases = func(changes []region.LeaseChange) {
+		for i := range changes {
+			n.leases.Changed(h.id, changes[i].ID, changes[i].Record)
+		}
+	}
+	cfg.Observer.LeaseTerm = func(term uint64) {
+		if term == 0 {
+			n.leases.End(h.id)
+			return
+		}
+		n.leases.Lead(h.id, term, func(ctx context.Context, fn func(id int64, rec *regionpb.LeaseRecord)) error {
+			return n.readLeases(ctx, span, fn)
+		})
+	}
+}
+
+// readLeases reads the records of leases in a span as they are applied.
+func (n *Node) readLeases(ctx context.Context, span mvcc.Span, fn func(id int64, rec *regionpb.LeaseRecord)) error {
+	var bad error
+	err := n.engine.Records(mvcc.RecordLease, span, func(k mvcc.RecordKey, value []byte) bool {
+		rec, err := regionpb.DecodeLeaseRecord(append([]byte(nil), value...))
+		if err == nil {
+			err = ctx.Err()
+		}
+		if bad = err; bad != nil {
+			return false
+		}
+		fn(k.ID, rec)
+		return true
+	})
+	if err == nil {
+		err = bad
+	}
+	if err != nil && ctx.Err() == nil {
+		n.fail(err)
+	}
+	return err
+}

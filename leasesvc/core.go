@@ -1,0 +1,392 @@
+package leasesvc
+
+import (
+	"container/heap"
+	"fmt"
+	"time"
+
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+)
+
+// Options are the times of a core. Zero means the default.
+type Options struct {
+	// Extend is added to what a lease has left when its timers move to a new leader: as long as the
+	// old one may have gone on to renew it. An election timeout. Default 1 s.
+	Extend time.Duration
+	// CheckpointEvery is how often what a lease has left is recorded. Default 5 min.
+	CheckpointEvery time.Duration
+	// RetryAfter is when an end that failed, or a checkpoint, is tried again. Default 500 ms.
+	RetryAfter time.Duration
+	// EndingMax bounds the leases that are being ended at one time. Default 1024.
+	EndingMax int
+}
+
+func (o Options) withDefaults() Options {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&o.Extend, time.Second)
+	def(&o.CheckpointEvery, 5*time.Minute)
+	def(&o.RetryAfter, 500*time.Millisecond)
+	if o.EndingMax <= 0 {
+		o.EndingMax = 1024
+	}
+	return o
+}
+
+// Core keeps the time of the leases whose regions are led here. It is pure: it is told the time,
+// what is applied and who leads, and says what to do. Times are monotonic from any origin.
+//
+// A lease may live longer than its time to live and never shorter (L5): its deadline is only ever
+// moved later, but by the end of the term, and what it says to end is ended only by the leader of
+// the term in which it was said.
+type Core struct {
+	o      Options
+	homes  map[pdpb.RegionID]*home
+	queue  queue
+	ending int
+	// Mutants for tests.
+	NoExtend bool // a new leader adds nothing
+}
+
+// home is a region that is led here, with the leases recorded in it.
+type home struct {
+	id     pdpb.RegionID
+	term   uint64
+	loaded bool // every record is known
+	leases map[int64]*lease
+	// gone are the leases that ended while records were still being read: the reader may have seen
+	// them before.
+	gone map[int64]bool
+}
+
+type lease struct {
+	home     *home
+	id       int64
+	ttl      time.Duration
+	recorded int64 // seconds that the record says are left, 0 all
+	// recording: a Checkpoint is on its way. A renewal waits for it, else the record could come to
+	// say less than what the client was promised.
+	recording bool
+	deadline  time.Duration
+	// due is when the lease is looked at next, and its place in the queue; at or before the
+	// deadline, so that a renewal need not move it.
+	due    time.Duration
+	index  int // in the queue, -1 outside
+	state  leaseState
+	checks time.Duration // when what is left is recorded next; 0 never
+}
+
+type leaseState uint8
+
+const (
+	alive  leaseState = iota
+	ending            // Expire was said and its end not heard
+)
+
+// ActionKind is what an Action asks for.
+type ActionKind uint8
+
+const (
+	// Expire asks to revoke the lease, as leader of the term; the end is told to Ended if it
+	// failed, and shows by Changed if not.
+	Expire ActionKind = iota + 1
+	// Checkpoint asks to record what is left; its end is told to Ended, however it went.
+	Checkpoint
+)
+
+// Action is something to do.
+type Action struct {
+	Kind      ActionKind
+	Region    pdpb.RegionID
+	Term      uint64
+	ID        int64
+	Remaining int64 // Checkpoint: seconds, 0 for all
+}
+
+// New returns a core without leases.
+func New(o Options) *Core {
+	return &Core{o: o.withDefaults(), homes: map[pdpb.RegionID]*home{}}
+}
+
+// Lead begins a term of a region that is led here; its records come by Loaded, in any number of
+// calls, while Changed goes on.
+func (c *Core) Lead(region pdpb.RegionID, term uint64) {
+	c.End(region)
+	c.homes[region] = &home{id: region, term: term, leases: map[int64]*lease{}, gone: map[int64]bool{}}
+}
+
+// End ends the term: somebody else keeps the time from now on.
+func (c *Core) End(region pdpb.RegionID) {
+	h := c.homes[region]
+	if h == nil {
+		return
+	}
+	for _, l := range h.leases {
+		c.drop(l)
+	}
+	delete(c.homes, region)
+}
+
+// Loaded brings a record as it was at some time since Lead.
+func (c *Core) Loaded(region pdpb.RegionID, term uint64, id int64, rec *regionpb.LeaseRecord, now time.Duration) {
+	h := c.homes[region]
+	if h == nil || h.term != term || h.loaded || h.leases[id] != nil || h.gone[id] {
+		return // what was applied meanwhile is newer
+	}
+	extend := c.o.Extend
+	if c.NoExtend {
+		extend = 0
+	}
+	c.add(h, id, rec, now+left(rec)+extend, now)
+}
+
+// LoadedAll ends the loading of a term.
+func (c *Core) LoadedAll(region pdpb.RegionID, term uint64) {
+	if h := c.homes[region]; h != nil && h.term == term {
+		h.loaded, h.gone = true, nil
+	}
+}
+
+// left is what a record says is left of a lease.
+func left(rec *regionpb.LeaseRecord) time.Duration {
+	if rec.Remaining > 0 {
+		return seconds(rec.Remaining)
+	}
+	return seconds(rec.TTL)
+}
+
+// secondsMax keeps durations from overflowing; it is more than a century.
+const secondsMax = 1 << 32
+
+func seconds(n int64) time.Duration { return time.Duration(min(n, secondsMax)) * time.Second }
+
+// Changed brings a lease's record as it is applied now; nil when it is gone.
+func (c *Core) Changed(region pdpb.RegionID, id int64, rec *regionpb.LeaseRecord, now time.Duration) {
+	h := c.homes[region]
+	if h == nil {
+		return
+	}
+	l := h.leases[id]
+	switch {
+	case rec == nil && l != nil:
+		c.drop(l)
+		delete(h.leases, id)
+		fallthrough
+	case rec == nil:
+		if h.gone != nil {
+			h.gone[id] = true
+		}
+	case l != nil:
+		l.recorded = rec.Remaining
+	case h.gone != nil && !h.gone[id]:
+		// Not read yet: how long it has run is not known here.
+		c.Loaded(region, h.term, id, rec, now)
+	default:
+		c.add(h, id, rec, now+seconds(rec.TTL), now)
+	}
+}
+
+func (c *Core) add(h *home, id int64, rec *regionpb.LeaseRecord, deadline, now time.Duration) {
+	l := &lease{home: h, id: id, ttl: seconds(rec.TTL), recorded: rec.Remaining, deadline: deadline, index: -1}
+	h.leases[id] = l
+	c.schedule(l, now)
+}
+
+// schedule puts a lease where it is looked at next. What a lease has left is recorded only if that
+// is more than an interval: shorter ones live through an election at their full length.
+func (c *Core) schedule(l *lease, now time.Duration) {
+	l.checks = 0
+	if l.deadline-now > c.o.CheckpointEvery {
+		l.checks = now + c.o.CheckpointEvery
+	}
+	l.due = l.deadline
+	if l.checks > 0 {
+		l.due = min(l.due, l.checks)
+	}
+	c.queue.set(l)
+}
+
+func (c *Core) drop(l *lease) {
+	c.queue.remove(l)
+	if l.state == ending {
+		c.ending--
+	}
+}
+
+// Outcome is what became of a renewal.
+type Outcome uint8
+
+const (
+	// Elsewhere: the region is not led here.
+	Elsewhere Outcome = iota
+	// Unknown: there is no such lease.
+	Unknown
+	// Renewed: it has its full time to live again.
+	Renewed
+	// Wait: it is being ended, or not known yet; ask again when something has changed (L5).
+	Wait
+)
+
+// Renew gives a lease its full time to live again, and returns that in seconds. forget says that
+// the record holds less, which must be taken back (Checkpoint with 0) before the client is told.
+func (c *Core) Renew(region pdpb.RegionID, id int64, now time.Duration) (out Outcome, ttl int64, forget Action) {
+	h := c.homes[region]
+	if h == nil {
+		return Elsewhere, 0, forget
+	}
+	l := h.leases[id]
+	switch {
+	case l == nil && !h.loaded:
+		return Wait, 0, forget
+	case l == nil:
+		return Unknown, 0, forget
+	case l.state == ending || l.recording || now >= l.deadline:
+		return Wait, 0, forget
+	case l.recorded > 0:
+		return Renewed, 0, Action{Kind: Checkpoint, Region: region, Term: h.term, ID: id}
+	}
+	// Never earlier: a new leader's extension covers what the old one goes on to promise.
+	l.deadline = max(l.deadline, now+l.ttl)
+	// The queue holds an earlier time and corrects itself when that comes.
+	return Renewed, int64(l.ttl / time.Second), forget
+}
+
+// Remaining is how long a lease has; it may be negative while it is being ended.
+func (c *Core) Remaining(region pdpb.RegionID, id int64, now time.Duration) (Outcome, time.Duration) {
+	h := c.homes[region]
+	if h == nil {
+		return Elsewhere, 0
+	}
+	l := h.leases[id]
+	switch {
+	case l == nil && !h.loaded:
+		return Wait, 0
+	case l == nil:
+		return Unknown, 0
+	}
+	return Renewed, l.deadline - now
+}
+
+// Ended tells that an Expire failed: the lease is still there, and is ended anew after a pause; what
+// was over stays over, and nobody renews it meanwhile. Or that a Checkpoint is over.
+func (c *Core) Ended(a Action, now time.Duration) {
+	h := c.homes[a.Region]
+	if h == nil || h.term != a.Term || h.leases[a.ID] == nil {
+		return
+	}
+	l := h.leases[a.ID]
+	if a.Kind == Checkpoint {
+		l.recording = false // one that failed may have been executed, so what it said stays in recorded
+		return
+	}
+	if l.state == ending {
+		l.state = alive
+		c.ending--
+		l.due = now + c.o.RetryAfter
+		c.queue.set(l)
+	}
+}
+
+// Tick appends to dst what is to be done now.
+func (c *Core) Tick(now time.Duration, dst []Action) []Action {
+	for len(c.queue) > 0 && c.queue[0].due <= now {
+		l := c.queue[0]
+		switch {
+		case now >= l.deadline && c.ending >= c.o.EndingMax:
+			return dst // the rest waits for room
+		case now >= l.deadline:
+			c.queue.remove(l)
+			l.state = ending
+			c.ending++
+			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id})
+		case l.checks > 0 && now >= l.checks && !l.recording:
+			// Rounded up: never early.
+			remaining := int64((l.deadline - now + time.Second - 1) / time.Second)
+			dst = append(dst, Action{Kind: Checkpoint, Region: l.home.id, Term: l.home.term, ID: l.id, Remaining: remaining})
+			l.recording, l.recorded = true, remaining
+			c.schedule(l, now)
+		default:
+			checks := l.checks
+			c.schedule(l, now)
+			if checks > 0 {
+				// A renewal does not put off what is to be recorded.
+				l.checks = checks
+				l.due = min(l.due, checks)
+				c.queue.set(l)
+			}
+		}
+	}
+	return dst
+}
+
+// Leads says whether a region is led here.
+func (c *Core) Leads(region pdpb.RegionID) bool { return c.homes[region] != nil }
+
+// Len is the number of leases whose time is kept here, of a region.
+func (c *Core) Len(region pdpb.RegionID) int {
+	if h := c.homes[region]; h != nil {
+		return len(h.leases)
+	}
+	return 0
+}
+
+// Total is the number of leases whose time is kept here.
+func (c *Core) Total() (n int) {
+	for _, h := range c.homes {
+		n += len(h.leases)
+	}
+	return n
+}
+
+// queue is a heap of leases by when they are due.
+type queue []*lease
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (q *queue) Push(x any) {
+	l := x.(*lease)
+	l.index = len(*q)
+	*q = append(*q, l)
+}
+
+// Pop implements heap.Interface.
+func (q *queue) Pop() any {
+	old := *q
+	l := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	l.index = -1
+	return l
+}
+
+func (q *queue) set(l *lease) {
+	if l.index < 0 {
+		heap.Push(q, l)
+	} else {
+		heap.Fix(q, l.index)
+	}
+}
+
+func (q *queue) remove(l *lease) {
+	if l.index >= 0 {
+		heap.Remove(q, l.index)
+	}
+}
+
+// String prints the action in one line.
+func (a *Action) String() string {
+	if a.Kind == Expire {
+		return fmt.Sprintf("expire %d of region %d, term %d", a.ID, a.Region, a.Term)
+	}
+	return fmt.Sprintf("record %d s of %d of region %d, term %d", a.Remaining, a.ID, a.Region, a.Term)
+}

@@ -1,0 +1,187 @@
+package leasesvc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+)
+
+// TestScripts runs testdata. Times are in seconds; `at` moves the clock and prints what is to be done.
+//
+//	new [extend=] [ending=] [no-extend]
+//	lead region= term=        loaded region= term=      end region=
+//	load region= term= id= ttl= [remaining=]            a record that was read
+//	change region= id= ttl= [remaining=]                a record that was applied; without ttl it is gone
+//	renew region= id=         left region= id=
+//	failed region= term= id=  an Expire that failed
+//	recorded region= term= id=  a Checkpoint that is over
+//	at t=
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var c *Core
+		var now time.Duration
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			n := func(key string) (v int64) {
+				if d.HasArg(key) {
+					var f float64
+					d.ScanArgs(t, key, &f)
+					v = int64(f)
+				}
+				return v
+			}
+			region, term, id := pdpb.RegionID(n("region")), uint64(n("term")), n("id")
+			rec := &regionpb.LeaseRecord{TTL: n("ttl"), Remaining: n("remaining")}
+			if !d.HasArg("ttl") {
+				rec = nil
+			}
+			names := [...]string{"elsewhere", "unknown", "renewed", "wait"}
+			switch d.Cmd {
+			case "new":
+				now = 0
+				c = New(Options{Extend: time.Duration(n("extend")) * time.Second, EndingMax: int(n("ending"))})
+				c.NoExtend = d.HasArg("no-extend")
+			case "lead":
+				c.Lead(region, term)
+			case "load":
+				c.Loaded(region, term, id, rec, now)
+			case "loaded":
+				c.LoadedAll(region, term)
+			case "end":
+				c.End(region)
+			case "change":
+				c.Changed(region, id, rec, now)
+			case "renew":
+				out, ttl, undo := c.Renew(region, id, now)
+				if undo.Kind != 0 {
+					return fmt.Sprintf("first %s\n", &undo)
+				}
+				return fmt.Sprintf("%s ttl=%d\n", names[out], ttl)
+			case "left":
+				out, left := c.Remaining(region, id, now)
+				return fmt.Sprintf("%s %v\n", names[out], left)
+			case "failed":
+				c.Ended(Action{Kind: Expire, Region: region, Term: term, ID: id}, now)
+			case "recorded":
+				c.Ended(Action{Kind: Checkpoint, Region: region, Term: term, ID: id}, now)
+			case "at":
+				var f float64
+				d.ScanArgs(t, "t", &f)
+				now = time.Duration(f * float64(time.Second))
+				var b strings.Builder
+				for _, a := range c.Tick(now, nil) {
+					fmt.Fprintln(&b, &a)
+				}
+				return b.String()
+			default:
+				t.Fatalf("unknown command %s", d.Cmd)
+			}
+			return ""
+		})
+	})
+}
+
+// TestNeverEarly moves leases between leaders at random, renews some and checks that none is ended
+// before its time to live has passed since the last renewal that was answered, or since its grant.
+func TestNeverEarly(t *testing.T) {
+	early := func(seed uint64, noExtend bool) (bad int) {
+		const election = 2 * time.Second // how long a deposed leader may go on
+		rng := rand.New(rand.NewPCG(seed, 1))
+		type state struct {
+			ttl    time.Duration
+			until  time.Duration // promised to the client
+			record *regionpb.LeaseRecord
+		}
+		leases := map[int64]*state{}
+		newCore := func() *Core {
+			c := New(Options{Extend: election, CheckpointEvery: 7 * time.Second})
+			c.NoExtend = noExtend
+			return c
+		}
+		cores := [2]*Core{newCore(), newCore()}
+		term, leader, old, oldUntil := uint64(1), 0, -1, time.Duration(0)
+		cores[0].Lead(1, term)
+		cores[0].LoadedAll(1, term)
+		id := int64(0)
+		for now := time.Duration(0); now < 300*time.Second; now += 200 * time.Millisecond {
+			if old >= 0 && now > oldUntil {
+				cores[old].End(1)
+				old = -1
+			}
+			switch rng.IntN(20) {
+			case 0:
+				id++
+				ttl := int64(3 + rng.IntN(30))
+				leases[id] = &state{ttl: seconds(ttl), until: now + seconds(ttl), record: &regionpb.LeaseRecord{TTL: ttl}}
+				cores[leader].Changed(1, id, leases[id].record, now)
+			case 1:
+				if old < 0 && rng.IntN(4) == 0 { // leadership moves; the old leader does not know yet
+					old, oldUntil = leader, now+time.Duration(rng.Int64N(int64(election)))
+					leader = 1 - leader
+					term++
+					cores[leader].Lead(1, term)
+					for id, l := range leases {
+						cores[leader].Loaded(1, term, id, l.record, now)
+					}
+					cores[leader].LoadedAll(1, term)
+				}
+			default:
+				if id == 0 {
+					continue
+				}
+				asked := leader
+				if old >= 0 && rng.IntN(2) == 0 {
+					asked = old
+				}
+				l := leases[1+rng.Int64N(id)]
+				if l == nil {
+					continue
+				}
+				for k, v := range leases {
+					if v == l {
+						out, _, undo := cores[asked].Renew(1, k, now)
+						if undo.Kind != 0 && asked == leader {
+							l.record = &regionpb.LeaseRecord{TTL: l.record.TTL}
+							cores[leader].Changed(1, k, l.record, now)
+							out, _, undo = cores[asked].Renew(1, k, now)
+						}
+						if out == Renewed && undo.Kind == 0 {
+							l.until = now + l.ttl
+						}
+					}
+				}
+			}
+			for _, a := range cores[leader].Tick(now, nil) {
+				switch l := leases[a.ID]; {
+				case a.Kind == Checkpoint:
+					l.record = &regionpb.LeaseRecord{TTL: l.record.TTL, Remaining: a.Remaining}
+					cores[leader].Changed(1, a.ID, l.record, now)
+					cores[leader].Ended(a, now)
+				case l != nil:
+					if now < l.until {
+						bad++
+					}
+					delete(leases, a.ID)
+					cores[leader].Changed(1, a.ID, nil, now)
+				}
+			}
+		}
+		return bad
+	}
+	caught := 0
+	for seed := range uint64(40) {
+		if n := early(seed, false); n > 0 {
+			t.Errorf("seed %d: %d leases ended early", seed, n)
+		}
+		caught += early(seed, true)
+	}
+	if caught == 0 {
+		t.Error("a leader that extends nothing was not caught")
+	}
+}

@@ -1,0 +1,300 @@
+package leasesvc
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/region/regionpb"
+)
+
+// Store executes what has a place in the order. All methods may be called from any goroutine.
+type Store interface {
+	LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error)
+	// LeaseRevoke ends a lease; with a term, only as that term's leader of the record's region.
+	LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error)
+	LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error
+	// LeaseLook returns the confirmed record, nil when there is none, and the keys if asked for.
+	LeaseLook(ctx context.Context, id int64, keys bool) (*regionpb.LeaseRecord, [][]byte, mvcc.Revision, error)
+	Leases(ctx context.Context) ([]regionpb.Lease, mvcc.Revision, error)
+	// LeaseHome returns the region that has a lease's record.
+	LeaseHome(id int64) (pdpb.Descriptor, bool)
+}
+
+// Cluster is where regions are led, and the way there.
+type Cluster interface {
+	// Leader is where a region is led, 0 when unknown; here says that it is on this node.
+	Leader(d *pdpb.Descriptor) (store raftid.StoreID, here bool)
+	// Call sends a batch to the Serve of another node.
+	Call(ctx context.Context, to raftid.StoreID, batch []byte) ([]byte, error)
+	// KeepAwake says whether the clock runs for leases of a region here.
+	KeepAwake(region pdpb.RegionID, on bool)
+}
+
+// Config makes a Service.
+type Config struct {
+	Store   Store
+	Cluster Cluster
+	Options Options
+	// MinTTL raises what clients ask for, in seconds.
+	MinTTL int64
+	// Workers bounds the goroutines that end leases. Default 256.
+	Workers int
+}
+
+// ErrNotFound says that there is no such lease.
+var ErrNotFound = regionpb.ErrorOf(regionpb.LeaseNotFound)
+
+// Service is the leases of one node. Its methods may be called from any goroutine.
+type Service struct {
+	cfg    Config
+	origin time.Time
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+	peers  peers
+
+	mu struct {
+		sync.Mutex
+		core    *Core
+		awake   map[pdpb.RegionID]bool
+		waiting map[int64][]chan struct{} // closed when something about a lease has changed
+		todo    []Action
+		workers int
+		closed  bool
+	}
+}
+
+// NewService starts a service. It has no timers until a region is led here.
+func NewService(cfg Config) *Service {
+	if cfg.Workers <= 0 {
+		cfg.Workers = 256
+	}
+	s := &Service{cfg: cfg, origin: time.Now()}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.peers.s, s.peers.byID = s, map[raftid.StoreID]*peer{}
+	s.mu.core = New(cfg.Options)
+	s.mu.awake = map[pdpb.RegionID]bool{}
+	s.mu.waiting = map[int64][]chan struct{}{}
+	return s
+}
+
+// Close ends what the service does and waits for it.
+func (s *Service) Close() {
+	s.mu.Lock()
+	s.mu.closed = true
+	s.mu.todo = nil
+	s.mu.Unlock()
+	s.stop()
+	s.wg.Wait()
+}
+
+func (s *Service) now() time.Duration { return time.Since(s.origin) }
+
+// goLocked runs f on a goroutine that Close waits for; false when the service is closed.
+func (s *Service) goLocked(f func()) bool {
+	if s.mu.closed {
+		return false
+	}
+	s.wg.Go(f)
+	return true
+}
+
+// Lead begins a term of a region that is led here. load reads all records of its leases that are
+// applied; it runs on a goroutine of the service. The group's owner calls it.
+func (s *Service) Lead(region pdpb.RegionID, term uint64, load func(ctx context.Context, fn func(id int64, rec *regionpb.LeaseRecord)) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.core.Lead(region, term)
+	s.keepAwakeLocked(region, true) // what it has is not known yet
+	s.goLocked(func() {
+		err := load(s.ctx, func(id int64, rec *regionpb.LeaseRecord) {
+			s.mu.Lock()
+			s.mu.core.Loaded(region, term, id, rec, s.now())
+			s.mu.Unlock()
+		})
+		if err != nil {
+			return // the engine has failed or the node stops: nothing is ended by this node
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.mu.core.LoadedAll(region, term)
+		s.keepAwakeLocked(region, s.mu.core.Len(region) > 0)
+		s.wakeAllLocked()
+	})
+}
+
+// End tells that a region is not led here any more.
+func (s *Service) End(region pdpb.RegionID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.core.End(region)
+	s.keepAwakeLocked(region, false)
+	s.wakeAllLocked()
+}
+
+// Changed brings a lease's record as it is applied now, nil when it is gone, on any replica.
+func (s *Service) Changed(region pdpb.RegionID, id int64, rec *regionpb.LeaseRecord) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.core.Changed(region, id, rec, s.now())
+	if s.mu.core.Leads(region) {
+		s.keepAwakeLocked(region, s.mu.core.Len(region) > 0)
+	}
+	s.wakeLocked(id)
+}
+
+func (s *Service) keepAwakeLocked(region pdpb.RegionID, on bool) {
+	if s.mu.awake[region] == on {
+		return
+	}
+	if on {
+		s.mu.awake[region] = true
+	} else {
+		delete(s.mu.awake, region)
+	}
+	s.cfg.Cluster.KeepAwake(region, on)
+}
+
+func (s *Service) wakeLocked(id int64) {
+	for _, ch := range s.mu.waiting[id] {
+		close(ch)
+	}
+	delete(s.mu.waiting, id)
+}
+
+func (s *Service) wakeAllLocked() {
+	for id := range s.mu.waiting {
+		s.wakeLocked(id)
+	}
+}
+
+// Tick lets time pass. Any goroutine; a few times a second.
+func (s *Service) Tick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return
+	}
+	s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo)
+	for s.mu.workers < min(s.cfg.Workers, len(s.mu.todo)) && s.goLocked(s.work) {
+		s.mu.workers++
+	}
+}
+
+// work carries out actions until there are none.
+func (s *Service) work() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { s.mu.workers-- }()
+	for len(s.mu.todo) > 0 {
+		a := s.mu.todo[0]
+		s.mu.todo = s.mu.todo[1:]
+		s.mu.Unlock()
+		var err error
+		switch a.Kind {
+		case Expire:
+			_, err = s.cfg.Store.LeaseRevoke(s.ctx, a.ID, a.Term)
+		case Checkpoint:
+			// One that is lost costs precision after an election, and the next one comes.
+			err = s.cfg.Store.LeaseCheckpoint(s.ctx, a.ID, a.Remaining, a.Term)
+		}
+		s.mu.Lock()
+		if err != nil || a.Kind == Checkpoint {
+			s.mu.core.Ended(a, s.now())
+			s.wakeLocked(a.ID)
+		}
+		if len(s.mu.todo) == 0 && !s.mu.closed {
+			s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo[:0]) // room was made
+		}
+	}
+}
+
+// Grant makes a lease. id 0 lets the service choose one. It returns what was granted.
+func (s *Service) Grant(ctx context.Context, id, ttl int64) (int64, int64, mvcc.Revision, error) {
+	ttl = max(ttl, s.cfg.MinTTL)
+	if id != 0 {
+		rev, err := s.cfg.Store.LeaseGrant(ctx, id, ttl)
+		return id, ttl, rev, err
+	}
+	for {
+		for id == 0 {
+			id = rand.Int64() // never negative, as etcd's own choice
+		}
+		rev, err := s.cfg.Store.LeaseGrant(ctx, id, ttl)
+		if !isCode(err, regionpb.LeaseExists) {
+			return id, ttl, rev, err
+		}
+		id = 0
+	}
+}
+
+// Revoke ends a lease and deletes its keys.
+func (s *Service) Revoke(ctx context.Context, id int64) (mvcc.Revision, error) {
+	return s.cfg.Store.LeaseRevoke(ctx, id, 0)
+}
+
+// Info is what is known of a lease.
+type Info struct {
+	TTL       int64 // granted, seconds
+	Remaining time.Duration
+	Keys      [][]byte
+}
+
+// TimeToLive looks at a lease: what it was granted and has left, and its keys if asked for. The
+// revision is that of the store when it looked, also with ErrNotFound.
+func (s *Service) TimeToLive(ctx context.Context, id int64, keys bool) (Info, mvcc.Revision, error) {
+	for {
+		rec, attached, rev, err := s.cfg.Store.LeaseLook(ctx, id, keys)
+		if err == nil && rec == nil {
+			err = ErrNotFound
+		}
+		if err != nil {
+			return Info{}, rev, err
+		}
+		out, left, err := s.ask(ctx, request{kind: askRemaining, id: id})
+		if err != nil {
+			return Info{}, rev, err
+		}
+		if out == Renewed {
+			return Info{TTL: rec.TTL, Remaining: time.Duration(left), Keys: attached}, rev, nil
+		}
+	}
+}
+
+// List returns the ids of all leases: first those whose time is kept here, by how long they have
+// left, then the others.
+func (s *Service) List(ctx context.Context) ([]int64, mvcc.Revision, error) {
+	list, rev, err := s.cfg.Store.Leases(ctx)
+	if err != nil {
+		return nil, rev, err
+	}
+	type item struct {
+		id   int64
+		left time.Duration
+	}
+	items := make([]item, len(list))
+	now := s.now()
+	s.mu.Lock()
+	for i, l := range list {
+		items[i] = item{l.ID, seconds(secondsMax)}
+		if d, ok := s.cfg.Store.LeaseHome(l.ID); ok {
+			if out, left := s.mu.core.Remaining(d.ID, l.ID, now); out == Renewed {
+				items[i].left = left
+			}
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(a.left, b.left), cmp.Compare(a.id, b.id)) })
+	ids := make([]int64, len(items))
+	for i := range items {
+		ids[i] = items[i].id
+	}
+	return ids, rev, nil
+}

@@ -1,0 +1,200 @@
+package regionpb
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"braid/mvcc"
+)
+
+// LeaseRecord is a lease as it is recorded. The record lies in the region that owns LeasePlace; only
+// ordered entries change it.
+type LeaseRecord struct {
+	// TTL is what was granted, in seconds.
+	TTL int64
+	// Remaining is how many seconds were left at the last checkpoint; 0: all of TTL.
+	Remaining int64
+	// Spans are those of the regions that registered, besides the record's own (L1): all attached
+	// keys lie in them or in the region that owns the record now.
+	Spans []mvcc.Span
+}
+
+// Lease is a lease with its record.
+type Lease struct {
+	ID     int64
+	Record *LeaseRecord
+}
+
+// LeasePlace is where in the key space a lease's record lies. Ids are mixed, so that records spread
+// over regions however ids are chosen.
+func LeasePlace(id int64) []byte {
+	x := uint64(id) + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return binary.BigEndian.AppendUint64(nil, x^x>>31)
+}
+
+// LeaseKey names a lease's record.
+func LeaseKey(id int64) mvcc.RecordKey {
+	return mvcc.RecordKey{Kind: mvcc.RecordLease, At: LeasePlace(id), ID: id}
+}
+
+// RegisteredKey names the record by which a region that begins at start may attach keys to a lease.
+func RegisteredKey(start []byte, id int64) mvcc.RecordKey {
+	return mvcc.RecordKey{Kind: mvcc.RecordRegistered, At: start, ID: id}
+}
+
+const leaseV1 = 1
+
+// Append appends the encoding to b.
+func (l *LeaseRecord) Append(b []byte) []byte {
+	b = append(b, leaseV1)
+	b = binary.AppendUvarint(b, zig(l.TTL))
+	b = binary.AppendUvarint(b, zig(l.Remaining))
+	b = binary.AppendUvarint(b, uint64(len(l.Spans)))
+	for _, s := range l.Spans {
+		b = appendSpan(b, s)
+	}
+	return b
+}
+
+// DecodeLeaseRecord reads what Append wrote; spans alias data.
+func DecodeLeaseRecord(data []byte) (*LeaseRecord, error) {
+	d := decoder{b: data}
+	d.version(leaseV1, "lease record")
+	l := &LeaseRecord{TTL: d.varint(), Remaining: d.varint()}
+	for n := d.count(2); n > 0; n-- {
+		l.Spans = append(l.Spans, d.span())
+	}
+	return l, d.done()
+}
+
+// String prints the record in one line.
+func (l *LeaseRecord) String() string {
+	s := fmt.Sprintf("ttl=%d", l.TTL)
+	if l.Remaining > 0 {
+		s += fmt.Sprintf(" remaining=%d", l.Remaining)
+	}
+	for _, span := range l.Spans {
+		s += fmt.Sprintf(" %v", span)
+	}
+	return s
+}
+
+// RecordEffect is a change of a record of the system space, at its place in the order. It consumes
+// no revision.
+type RecordEffect struct {
+	Key   mvcc.RecordKey
+	Value []byte // empty removes the record
+}
+
+func (r *RecordEffect) size() int {
+	return 1 + bytesLen(r.Key.At) + uvarintLen(zig(r.Key.ID)) + bytesLen(r.Value)
+}
+
+func (r *RecordEffect) append(b []byte) []byte {
+	b = appendBytes(append(b, byte(r.Key.Kind)), r.Key.At)
+	b = binary.AppendUvarint(b, zig(r.Key.ID))
+	return appendBytes(b, r.Value)
+}
+
+func recordsSize(list []RecordEffect) int {
+	n := uvarintLen(uint64(len(list)))
+	for i := range list {
+		n += list[i].size()
+	}
+	return n
+}
+
+func appendRecords(b []byte, list []RecordEffect) []byte {
+	b = binary.AppendUvarint(b, uint64(len(list)))
+	for i := range list {
+		b = list[i].append(b)
+	}
+	return b
+}
+
+func (d *decoder) records() []RecordEffect {
+	n := d.count(4)
+	if n == 0 {
+		return nil
+	}
+	list := make([]RecordEffect, n)
+	for i := range list {
+		list[i].Key = mvcc.RecordKey{Kind: mvcc.RecordKind(d.byte()), At: d.bytes(), ID: d.varint()}
+		list[i].Value = d.bytes()
+		if k := list[i].Key.Kind; k != mvcc.RecordLease && k != mvcc.RecordRegistered {
+			d.fail("record kind")
+		}
+	}
+	return list
+}
+
+// LeaseOp is what a LeaseCommand does.
+type LeaseOp uint8
+
+const (
+	// LeaseGrant makes the record, with TTL.
+	LeaseGrant LeaseOp = iota + 1
+	// LeaseRevoke removes a lease whose keys all lie in the record's region, with its keys.
+	LeaseRevoke
+	// LeaseRegister adds Span to the record.
+	LeaseRegister
+	// LeaseCheckpoint records Remaining.
+	LeaseCheckpoint
+	// LeaseAttach registers the region that contains Span.Start, with a token, as a put would.
+	LeaseAttach
+)
+
+// LeaseCommand is a command on one lease for the region that owns its record, LeaseAttach excepted.
+type LeaseCommand struct {
+	Op        LeaseOp
+	ID        int64
+	TTL       int64 // LeaseGrant: seconds
+	Remaining int64 // LeaseCheckpoint: seconds
+	Span      mvcc.Span
+	// Term, if not 0: only a leader of that term may execute it. Who decided that a lease is over
+	// did so by the clock of that term (L5).
+	Term uint64
+}
+
+// LeaseToken shows that a region's leader was asked to register for a lease, and that nobody has
+// locked the lease there for a revocation since (L3).
+type LeaseToken struct {
+	Lease int64
+	Grant LockID
+}
+
+func appendLeaseCommand(b []byte, c *LeaseCommand) []byte {
+	b = append(b, byte(c.Op))
+	for _, v := range [...]int64{c.ID, c.TTL, c.Remaining} {
+		b = binary.AppendUvarint(b, zig(v))
+	}
+	b = appendSpan(b, c.Span)
+	return binary.AppendUvarint(b, c.Term)
+}
+
+func (d *decoder) leaseCommand() *LeaseCommand {
+	c := &LeaseCommand{Op: LeaseOp(d.byte()), ID: d.varint(), TTL: d.varint(), Remaining: d.varint(), Span: d.span(), Term: d.uvarint()}
+	if c.Op < LeaseGrant || c.Op > LeaseAttach {
+		d.fail("lease command")
+	}
+	return c
+}
+
+func appendTokens(b []byte, tokens []LeaseToken) []byte {
+	b = binary.AppendUvarint(b, uint64(len(tokens)))
+	for _, t := range tokens {
+		b = binary.AppendUvarint(b, zig(t.Lease))
+		b = binary.AppendUvarint(b, t.Grant.Term)
+		b = binary.AppendUvarint(b, t.Grant.Seq)
+	}
+	return b
+}
+
+func (d *decoder) tokens() (tokens []LeaseToken) {
+	for n := d.count(3); n > 0; n-- {
+		tokens = append(tokens, LeaseToken{Lease: d.varint(), Grant: LockID{Term: d.uvarint(), Seq: d.uvarint()}})
+	}
+	return tokens
+}

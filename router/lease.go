@@ -1,0 +1,175 @@
+package router
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region/regionpb"
+)
+
+// LeaseGrant makes a lease, at its place in the order, and returns the revision of the store there.
+// ttl is in seconds.
+func (r *Router) LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error) {
+	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: id, TTL: ttl})
+}
+
+// LeaseRevoke ends a lease and deletes its keys, at one revision, which it returns. With a term,
+// only the leader of that term of the record's region may begin it (L5).
+func (r *Router) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error) {
+	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: id, Term: term})
+}
+
+// LeaseCheckpoint records how many seconds a lease has left; 0 is all.
+func (r *Router) LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error {
+	_, err := r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: id, Remaining: remaining, Term: term})
+	return err
+}
+
+// lease has a command executed by the leader that has the lease's record.
+func (r *Router) lease(ctx context.Context, c *regionpb.LeaseCommand) (mvcc.Revision, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	resp, err := r.propose(rctx, &regionpb.WriteRequest{Lease: c})
+	if err != nil {
+		return 0, settle(ctx, err)
+	}
+	return mvcc.Revision(resp.GetHeader().GetRevision()), nil
+}
+
+// LeaseHome returns the region that has a lease's record.
+func (r *Router) LeaseHome(id int64) (pdpb.Descriptor, bool) {
+	d, ok := find(r.oracle.Regions(), regionpb.LeasePlace(id))
+	if !ok {
+		return pdpb.Descriptor{}, false
+	}
+	return *d, true
+}
+
+// register has a region's span added to the record of a lease, as the region's leader asked for
+// (L1, L3), and returns the write with the leader's token.
+func (r *Router) register(ctx context.Context, w *regionpb.WriteRequest, t regionpb.LeaseToken) (*regionpb.WriteRequest, error) {
+	next := *w
+	next.Tokens = append(slices.DeleteFunc(slices.Clone(w.Tokens), func(o regionpb.LeaseToken) bool { return o.Lease == t.Lease }), t)
+	for _, d := range r.oracle.Regions() {
+		if d.ID == w.Region {
+			_, err := r.propose(ctx, &regionpb.WriteRequest{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseRegister, ID: t.Lease, Span: d.Span}})
+			return &next, err
+		}
+	}
+	return &next, nil // the region is gone; the write will find its successor
+}
+
+// notRegistered returns the token of an error by which a leader asks to be registered for a lease.
+func notRegistered(err error) (regionpb.LeaseToken, bool) {
+	var re *regionpb.Error
+	if errors.As(err, &re) && re.Code == regionpb.LeaseNotRegistered {
+		return re.Token, true
+	}
+	return regionpb.LeaseToken{}, false
+}
+
+// Leases lists the leases of the store.
+func (r *Router) Leases(ctx context.Context) ([]regionpb.Lease, mvcc.Revision, error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	var list []regionpb.Lease
+	var rev mvcc.Revision
+	err := r.at(rctx, false, nil, func(ctx context.Context, p point) (err error) {
+		list, err = r.leasesIn(ctx, p, mvcc.Span{})
+		rev = p.rev
+		return err
+	})
+	return list, rev, settle(ctx, err)
+}
+
+// LeaseLook returns what is recorded of a lease, nil when there is none, and with keys what is
+// attached to it, in order.
+func (r *Router) LeaseLook(ctx context.Context, id int64, keys bool) (rec *regionpb.LeaseRecord, attached [][]byte, rev mvcc.Revision, err error) {
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	err = r.at(rctx, false, nil, func(ctx context.Context, p point) error {
+		rec, attached, rev = nil, nil, p.rev
+		list, err := r.leasesIn(ctx, p, mvcc.Key(regionpb.LeasePlace(id)))
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		rec = list[0].Record
+		if !keys {
+			return nil
+		}
+		home, ok := r.LeaseHome(id)
+		if !ok {
+			return ErrNoRegion
+		}
+		for _, span := range leaseSpans(home.Span, rec) {
+			sel := selection{lease: id}
+			s := r.scan(p.view(p.rev), sel, span)
+			for !s.done {
+				kvs, err := s.next(ctx, 0)
+				if err != nil {
+					return err
+				}
+				for _, kv := range kvs {
+					attached = append(attached, kv.Key)
+				}
+			}
+		}
+		return nil
+	})
+	return rec, attached, rev, settle(ctx, err)
+}
+
+// leaseSpans returns where keys of a lease may lie, in order and without overlaps: in its own
+// region and in what is registered (L1).
+func leaseSpans(home mvcc.Span, rec *regionpb.LeaseRecord) []mvcc.Span {
+	spans := append([]mvcc.Span{home}, rec.Spans...)
+	slices.SortFunc(spans, func(a, b mvcc.Span) int { return slices.Compare(a.Start, b.Start) })
+	out := spans[:1]
+	for _, s := range spans[1:] {
+		last := &out[len(out)-1]
+		switch {
+		case last.End != nil && slices.Compare(s.Start, last.End) > 0:
+			out = append(out, s)
+		case last.End != nil && (s.End == nil || slices.Compare(s.End, last.End) > 0):
+			last.End = s.End
+		}
+	}
+	return out
+}
+
+// leasesIn reads the records of leases that lie in a span.
+func (r *Router) leasesIn(ctx context.Context, p point, span mvcc.Span) ([]regionpb.Lease, error) {
+	var list []regionpb.Lease
+	s := r.scan(p.view(p.rev), selection{leases: true}, span)
+	for !s.done {
+		kvs, err := s.next(ctx, 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, kv := range kvs {
+			rec, err := regionpb.DecodeLeaseRecord(kv.Value)
+			if err != nil || len(kv.Key) != 8 {
+				return nil, errors.Join(errInvalid, err)
+			}
+			list = append(list, regionpb.Lease{ID: int64(binary.BigEndian.Uint64(kv.Key)), Record: rec})
+		}
+	}
+	return list, nil
+}
+
+// leaseWrite is where a write with a command on a lease goes.
+func leaseWrite(regions []pdpb.Descriptor, c *regionpb.LeaseCommand) (*pdpb.Descriptor, error) {
+	place := regionpb.LeasePlace(c.ID)
+	if c.Op == regionpb.LeaseAttach {
+		place = c.Span.Start
+	}
+	d, ok := find(regions, place)
+	if !ok {
+		return nil, ErrNoRegion
+	}
+	return d, nil
+}
