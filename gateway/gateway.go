@@ -11,7 +11,7 @@
 // goroutines. The only state that changes is in the limits and the metrics, both of atomic
 // counters.
 //
-// Auth, Lock and Election are registered and answer Unimplemented.
+// Auth is registered and answers Unimplemented.
 package gateway
 
 import (
@@ -26,6 +26,7 @@ import (
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -81,7 +82,7 @@ type Cluster interface {
 type Config struct {
 	KV      KV
 	Cluster Cluster
-	Leases  Leases        // nil: there is no Lease service
+	Leases  Leases        // nil: there are no Lease, Lock and Election services
 	Watches *watchsvc.Hub // nil: Watch answers Unimplemented
 	Logger  *zap.Logger   // nil: none
 
@@ -183,9 +184,10 @@ type Server struct {
 	http      *http.Server
 	httpConns *connListener // connections that speak HTTP
 	json      *grpc.ClientConn
-	serving   sync.WaitGroup // the two servers above
-	stopping  chan struct{}  // closed when Stop begins: watches end
-	receivers sync.WaitGroup // of watch streams
+	locks     *clientv3.Client // of the Lock and Election services
+	serving   sync.WaitGroup   // the two servers above
+	stopping  chan struct{}    // closed when Stop begins: watches end
+	receivers sync.WaitGroup   // of watch streams
 
 	mu struct {
 		sync.Mutex
@@ -215,7 +217,9 @@ func New(cfg Config) (*Server, error) {
 	if s.metrics, err = newMetrics(&cfg, &s.limits); err != nil {
 		return nil, err
 	}
-	s.buildGRPC()
+	if err := s.buildGRPC(); err != nil {
+		return nil, err
+	}
 	if err := s.buildHTTP(); err != nil {
 		return nil, err
 	}
@@ -224,7 +228,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) buildGRPC() {
+func (s *Server) buildGRPC() error {
 	var popts []grpcprom.ServerMetricsOption
 	if s.cfg.ExtensiveMetrics {
 		popts = append(popts, grpcprom.WithServerHandlingTimeHistogram())
@@ -251,6 +255,9 @@ func (s *Server) buildGRPC() {
 	pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
 	if s.cfg.Leases != nil {
 		pb.RegisterLeaseServer(s.grpc, &leaseServer{s: s})
+		if err := s.registerLocks(s.grpc); err != nil {
+			return err
+		}
 	}
 	pb.RegisterAuthServer(s.grpc, authServer{})
 	s.health = health.NewServer()
@@ -259,6 +266,7 @@ func (s *Server) buildGRPC() {
 		s.cfg.Register(s.grpc)
 	}
 	prom.InitializeMetrics(s.grpc)
+	return nil
 }
 
 // serveOn reports the end of one of the two servers, which is expected only after Stop.
@@ -290,8 +298,12 @@ func (s *Server) Stop(ctx context.Context) {
 		s.receivers.Wait()
 		return
 	}
-	// A watch has no end of its own to wait for; its client goes on elsewhere.
+	// A watch has no end of its own to wait for; its client goes on elsewhere. So does who waits for
+	// a lock.
 	close(s.stopping)
+	if s.locks != nil {
+		s.locks.Close()
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := s.http.Shutdown(ctx); err != nil {

@@ -203,7 +203,7 @@ func TestEdges(t *testing.T) {
 		"filtered stream":            {stream(&pb.RangeRequest{Key: []byte("k"), MinModRevision: 1}), codes.Unimplemented, "RangeStream does not support revision filters"},
 		"stream without a key":       {stream(&pb.RangeRequest{}), codes.InvalidArgument, "etcdserver: key is not provided"},
 		"stream of the future":       {stream(&pb.RangeRequest{Key: []byte("k"), Revision: 1 << 40}), codes.OutOfRange, "etcdserver: mvcc: required revision is a future revision"},
-		"lock":                       {f.conn.Invoke(t.Context(), "/v3lockpb.Lock/Lock", &pb.PutRequest{}, &pb.PutResponse{}), codes.Unimplemented, "braid: v3lockpb.Lock.Lock is not available yet"},
+		"lock":                       {f.conn.Invoke(t.Context(), "/v3lockpb.Lock/Lock", &pb.PutRequest{}, &pb.PutResponse{}), codes.Unimplemented, "braid: there is no method /v3lockpb.Lock/Lock"},
 		"nothing":                    {f.conn.Invoke(t.Context(), "/no.Service/Method", &pb.PutRequest{}, &pb.PutResponse{}), codes.Unimplemented, "braid: there is no method /no.Service/Method"},
 	} {
 		if st := status.Convert(c.err); st.Code() != c.code || !strings.HasPrefix(st.Message(), c.text) {

@@ -19,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	pbgw "go.etcd.io/etcd/api/v3/etcdserverpb/gw"
 	"go.etcd.io/etcd/api/v3/version"
+	electiongw "go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb/gw"
+	lockgw "go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb/gw"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -128,6 +130,7 @@ func (s *Server) handleJSON(mux *http.ServeMux) error {
 	for _, register := range []func(context.Context, *gw.ServeMux, *grpc.ClientConn) error{
 		pbgw.RegisterKVHandler, pbgw.RegisterWatchHandler, pbgw.RegisterLeaseHandler,
 		pbgw.RegisterClusterHandler, pbgw.RegisterMaintenanceHandler, pbgw.RegisterAuthHandler,
+		lockgw.RegisterLockHandler, electiongw.RegisterElectionHandler,
 	} {
 		if err := register(context.Background(), routes, conn); err != nil {
 			return fmt.Errorf("gateway: %w", err)

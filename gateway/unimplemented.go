@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
@@ -17,14 +16,9 @@ func unavailable(what string) error {
 	return status.Errorf(codes.Unimplemented, "braid: %s is not available yet", what)
 }
 
-// unknownService answers for services that are not registered at all, etcd's Lock and Election
-// among them, whose generated code is a part of etcd's server.
+// unknownService answers for services that are not registered at all.
 func unknownService(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
-	switch {
-	case strings.HasPrefix(method, "/v3lockpb.Lock/"), strings.HasPrefix(method, "/v3electionpb.Election/"):
-		return unavailable(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
-	}
 	return status.Errorf(codes.Unimplemented, "braid: there is no method %s", method)
 }
 
