@@ -23,6 +23,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
+
+	"braid/cmd/internal/autocompact"
 )
 
 // States of --initial-cluster-state.
@@ -97,6 +99,9 @@ type Config struct {
 	// WatchProgressNotifyInterval is how often watchers that ask for it are told how far they are;
 	// 0 is etcd's default.
 	WatchProgressNotifyInterval time.Duration
+	// AutoCompactionMode and AutoCompactionRetention are the flags as given; AutoCompaction reads them.
+	AutoCompactionMode      string
+	AutoCompactionRetention string
 
 	// UnsafeNoFsync skips every sync of the log: for tests on slow disks; a crash of the machine
 	// may lose acknowledged writes.
@@ -218,4 +223,9 @@ func (c *Config) Fields() []zap.Field {
 		}
 	}
 	return fs
+}
+
+// AutoCompaction is when the store compacts itself.
+func (c *Config) AutoCompaction() (autocompact.Policy, error) {
+	return autocompact.Parse(c.AutoCompactionMode, c.AutoCompactionRetention)
 }

@@ -106,9 +106,21 @@ func TestUnknownFlagSuggestsTheNearest(t *testing.T) {
 	}
 }
 
+func TestAutoCompaction(t *testing.T) {
+	for _, args := range [][]string{{"--auto-compaction-retention=soon"}, {"--auto-compaction-mode=often"}} {
+		p := parse(t, args)
+		if err := p.Config.Validate(); err == nil || !strings.Contains(err.Error(), "--auto-compaction") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	p := parse(t, []string{"--auto-compaction-retention=90s"})
+	if got, err := p.Config.AutoCompaction(); err != nil || got.Period != 90*time.Second {
+		t.Errorf("%v %v", got, err)
+	}
+}
+
 func TestFates(t *testing.T) {
 	for _, tc := range []struct{ arg, want string }{
-		{"--auto-compaction-retention=1h", "refused"}, {"--auto-compaction-mode=revision", "refused"},
 		{"--auth-token=jwt,pub-key=x", "refused"}, {"--quota-backend-bytes=1000000", "refused"},
 		{"--force-new-cluster", "refused"}, {"--discovery-endpoints=http://x:1", "refused"},
 		{"--wal-dir=/x", "refused"},
@@ -119,7 +131,7 @@ func TestFates(t *testing.T) {
 			t.Errorf("%s: %v, want a configuration error with %q", tc.arg, err, tc.want)
 		}
 	}
-	for _, arg := range []string{"--auto-compaction-retention=0", "--quota-backend-bytes=0", "--quota-backend-bytes=-1", "--auth-token=simple", "--cors=*"} {
+	for _, arg := range []string{"--auto-compaction-retention=0", "--auto-compaction-retention=1h", "--auto-compaction-mode=revision", "--quota-backend-bytes=0", "--quota-backend-bytes=-1", "--auth-token=simple", "--cors=*"} {
 		if p := parse(t, []string{arg}); len(p.Notices) != 0 {
 			t.Errorf("%s: %v, want silence", arg, p.Notices)
 		}
@@ -297,7 +309,7 @@ peer-transport-security:
 		t.Errorf("%d unknown keys reported, want 2: %v", unknown, p.Notices)
 	}
 	for _, bad := range []string{"- a\n", "name: [a]\n", "name: {a: b}\n", "name: a\nname: b\n", "peer-transport-security: 3\n",
-		"auto-compaction-retention: \"1\"\n", "max-txn-ops: many\n", "discovery-config: {token: x}\n"} {
+		"max-txn-ops: many\n", "discovery-config: {token: x}\n"} {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}

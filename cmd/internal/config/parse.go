@@ -273,8 +273,8 @@ func Usage() string {
 	heading := map[string]string{
 		"name": "Member:", "initial-advertise-peer-urls": "Clustering:", "region-split-keys": "Regions:",
 		"cert-file": "Security:", "logger": "Logging:", "enable-pprof": "Serving:",
-		"auto-compaction-retention": "Refused until built (other values than the default):",
-		"feature-gates":             "Accepted for etcd's sake, without effect:", "config-file": "Other:",
+		"quota-backend-bytes": "Refused until built (other values than the default):",
+		"feature-gates":       "Accepted for etcd's sake, without effect:", "config-file": "Other:",
 	}
 	for i := range Table {
 		f := &Table[i]

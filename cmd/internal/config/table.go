@@ -172,14 +172,14 @@ var Table = []Flag{
 		value: duration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
 	{Name: "watch-progress-notify-interval", Kind: Duration, Default: "0s", Usage: "Interval of periodic watch progress notifications; 0 means 10 minutes.",
 		value: duration(func(c *Config) *time.Duration { return &c.WatchProgressNotifyInterval })},
+	{Name: "auto-compaction-retention", Default: "0", Usage: "History that automatic compaction keeps: a duration (a plain number is hours) or a number of revisions; 0 means none is done.",
+		value: text(func(c *Config) *string { return &c.AutoCompactionRetention })},
+	{Name: "auto-compaction-mode", Default: "periodic", Usage: "What --auto-compaction-retention counts: periodic or revision.",
+		value: text(func(c *Config) *string { return &c.AutoCompactionMode })},
 	{Name: "unsafe-no-fsync", Kind: Bool, Default: "false", Usage: "Do not sync the log. Unsafe: a crash of the machine loses data.",
 		value: boolean(func(c *Config) *bool { return &c.UnsafeNoFsync })},
 
 	// Refused until built.
-	{Name: "auto-compaction-retention", Default: "0", also: []string{"", "0s", "0h", "0m"}, Fate: Later, Why: "automatic compaction is not built yet; run `etcdctl compact`",
-		Usage: "Auto compaction retention; 0 means disabled."},
-	{Name: "auto-compaction-mode", Default: "periodic", Fate: Later, Why: "automatic compaction is not built yet",
-		Usage: "periodic or revision."},
 	{Name: "quota-backend-bytes", Kind: Int, Default: "0", also: []string{"-1"}, Fate: Later, Why: "a quota is not built yet; 0 and -1 both mean no limit here",
 		Usage: "Limit of the stored bytes."},
 	{Name: "auth-token", Default: "simple", Fate: Later, Why: whyAuth, Usage: "Auth token options."},

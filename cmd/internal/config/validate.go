@@ -51,6 +51,9 @@ func (c *Config) Validate() error {
 	if c.ElectionMs > electionMsMax {
 		add(fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms", c.ElectionMs, electionMsMax))
 	}
+	if _, err := c.AutoCompaction(); err != nil {
+		add(err)
+	}
 	for i := 1; i < len(c.SplitKeys); i++ {
 		if string(c.SplitKeys[i-1]) >= string(c.SplitKeys[i]) {
 			add(errors.New("--region-split-keys must be strictly ascending"))

@@ -358,6 +358,11 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
 	})
 	n.router.Store(r)
+	if p, err := cfg.AutoCompaction(); err != nil {
+		return err
+	} else if p.Enabled() {
+		n.wg.Go(func() { n.compactLoop(p) })
+	}
 	gw, err := gateway.New(gateway.Config{
 		KV: r, Leases: n.leases, Cluster: &clusterView{n}, Logger: n.log, Registry: n.registry,
 		ExtensiveMetrics: cfg.Metrics == "extensive", MaxRequestBytes: int(cfg.MaxRequestBytes), MaxTxnOps: int(cfg.MaxTxnOps),
