@@ -169,7 +169,7 @@ const grpcOverheadBytes = 512 << 10
 
 // streamWorkers are goroutines kept for requests: a new one for each request would grow its stack
 // again each time. More requests than that at one time get goroutines of their own.
-const streamWorkers = 128
+const streamWorkers = 1024
 
 // Server is the gateway of one node.
 type Server struct {
