@@ -26,9 +26,9 @@ func TestStartsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want := uint64(1); want <= 3; want++ {
-		starts, fresh, err := openIdentity(dir, id)
-		if err != nil || starts != want || fresh != (want == 1) {
-			t.Fatalf("start %d: number %d, fresh %v, %v", want, starts, fresh, err)
+		got, err := openIdentity(dir, id)
+		if err != nil || got.Starts != want || !got.Joining {
+			t.Fatalf("start %d: %+v, %v", want, got, err)
 		}
 	}
 }

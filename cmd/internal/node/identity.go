@@ -26,46 +26,51 @@ type identity struct {
 	// Starts counts the starts on this directory, this one included. It tells one life of the store
 	// from another, whatever the clock says.
 	Starts uint64 `json:"starts"`
+	// Joining is set until the store knows the cluster that it is a member of. A member that lost
+	// its directory stays joining however often it is started, so the others go on refusing it.
+	Joining bool `json:"joining,omitempty"`
 }
 
 // openIdentity creates the data directory with the given identity, or checks that an existing one
 // has it, and counts the start. An error says what to do about it.
-func openIdentity(dir string, want identity) (starts uint64, fresh bool, err error) {
+func openIdentity(dir string, want identity) (identity, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return 0, false, fmt.Errorf("cannot create data directory: %w", err)
+		return identity{}, fmt.Errorf("cannot create data directory: %w", err)
 	}
 	if err := checkWritable(dir); err != nil {
-		return 0, false, err
+		return identity{}, err
 	}
-	path := filepath.Join(dir, "identity.json")
+	path := identityPath(dir)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := refuseForeign(dir); err != nil {
-			return 0, false, err
+			return identity{}, err
 		}
-		want.Format, want.Starts = identityFormat, 1
-		return want.Starts, true, writeIdentity(dir, path, want)
+		want.Format, want.Starts, want.Joining = identityFormat, 1, true
+		return want, writeIdentity(dir, want)
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("cannot read %s: %w", path, err)
+		return identity{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
 	var have identity
 	if err := json.Unmarshal(data, &have); err != nil {
-		return 0, false, fmt.Errorf("%s is damaged (%w): restore it from a backup, or move the data directory away to start afresh", path, err)
+		return identity{}, fmt.Errorf("%s is damaged (%w): restore it from a backup, or move the data directory away to start afresh", path, err)
 	}
 	switch {
 	case have.Format != identityFormat:
-		return 0, false, fmt.Errorf("data directory %s has layout version %d and this binary reads version %d: use the binary that wrote it", dir, have.Format, identityFormat)
+		return identity{}, fmt.Errorf("data directory %s has layout version %d and this binary reads version %d: use the binary that wrote it", dir, have.Format, identityFormat)
 	case have.ClusterID != want.ClusterID:
-		return 0, false, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir", dir, have.ClusterID, want.ClusterID)
+		return identity{}, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir", dir, have.ClusterID, want.ClusterID)
 	case have.StoreID != want.StoreID:
-		return 0, false, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir", dir, have.StoreID, have.Name, want.StoreID)
+		return identity{}, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir", dir, have.StoreID, have.Name, want.StoreID)
 	case have.Mode != want.Mode:
-		return 0, false, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir", dir, have.Mode, want.Mode)
+		return identity{}, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir", dir, have.Mode, want.Mode)
 	}
 	have.Starts++
-	return have.Starts, false, writeIdentity(dir, path, have)
+	return have, writeIdentity(dir, have)
 }
+
+func identityPath(dir string) string { return filepath.Join(dir, "identity.json") }
 
 // refuseForeign keeps a first start from mixing with somebody else's files.
 func refuseForeign(dir string) error {
@@ -99,11 +104,12 @@ func checkWritable(dir string) error {
 
 // writeIdentity makes the file durable before anything else is written: data without an identity
 // would be refused at the next start.
-func writeIdentity(dir, path string, id identity) error {
+func writeIdentity(dir string, id identity) error {
 	data, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
 		return fmt.Errorf("identity: %w", err)
 	}
+	path := identityPath(dir)
 	tmp := path + ".tmp"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +29,8 @@ func TestModesDoNotMix(t *testing.T) {
 	}
 }
 
-// TestWipedMember refuses a member that lost its data directory: it may have voted.
+// TestWipedMember refuses a member that lost its data directory, however often it is started: it may
+// have voted.
 func TestWipedMember(t *testing.T) {
 	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
 		c := newCluster(t, 3, change)
@@ -39,14 +41,34 @@ func TestWipedMember(t *testing.T) {
 		if err := os.RemoveAll(lost.cfg.DataDir); err != nil {
 			t.Fatal(err)
 		}
-		err := lost.tryStart(within(t))
-		if err == nil || !strings.Contains(err.Error(), "has already been bootstrapped") {
-			t.Errorf("an empty member: %v", err)
+		for range 2 {
+			err := lost.tryStart(within(t))
+			if err == nil || !strings.Contains(err.Error(), "has already been bootstrapped") {
+				t.Errorf("an empty member: %v", err)
+			}
 		}
 		if got := c.nodes[2].put("a", "2"); got != 3 {
 			t.Errorf("the next revision is %d", got)
 		}
 		c.stop(c.nodes...)
+	}
+}
+
+// TestLostLog refuses a member whose log is gone, also when nobody is there to refuse it.
+func TestLostLog(t *testing.T) {
+	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
+		c := newCluster(t, 1, change)
+		c.start(c.nodes...)
+		c.nodes[0].put("a", "1")
+		c.stop(c.nodes...)
+		if err := os.RemoveAll(filepath.Join(c.nodes[0].cfg.DataDir, "wal")); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := c.nodes[0].tryStart(within(t)); err == nil || !strings.Contains(err.Error(), "is gone, and with it this member's votes") {
+				t.Errorf("without its log: %v", err)
+			}
+		}
 	}
 }
 

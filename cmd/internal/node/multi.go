@@ -53,7 +53,7 @@ func (n *Node) startMulti() error {
 	calls := order.NewCalls(orderCaller{n.net}, 3*time.Second)
 	n.onClose(func(context.Context) error { calls.Close(); return nil })
 	client := order.NewClient(order.ClientConfig{
-		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: n.starts << sessionBits},
+		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: n.identity.Starts << sessionBits},
 		Net:           calls,
 		OnDirectory:   func(*order.Directory) { n.regions.directoryChanged() },
 		OnMark:        n.watches.Poke,
@@ -101,7 +101,7 @@ func (n *Node) startMember(o *multiOracle, voters []raftid.StoreID, self raftid.
 		onApply = func(_, _ uint64, e *pd.Entry, res pd.Result) { recordEvents(n.order, e, res) }
 	}
 	member, err := pd.NewReplica(pd.Config{
-		Store: n.self, Life: n.starts, Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
+		Store: n.self, Life: n.identity.Starts, Wake: n.store.Waker(raftid.PDGroup), StoreOf: storeOf, Bootstrap: n.bootstrap(),
 		Local: o.client, Sender: frameSender{n.net}, Net: calls,
 		Now: func() time.Duration { return time.Since(origin) }, Metrics: n.metrics.pd(), OnApply: onApply,
 	}, log.Checkpoint())

@@ -20,6 +20,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,8 +70,8 @@ type Node struct {
 
 	metrics *metrics
 
-	starts   uint64      // of this store, this one included
-	fresh    atomic.Bool // made at this start, and not a member yet
+	identity identity    // as in the data directory; changed only by the start
+	fresh    atomic.Bool // not a member yet, as far as it knows
 	refusals refusals
 
 	ctx     context.Context // of the node's own goroutines
@@ -152,15 +153,15 @@ func (n *Node) Stop(ctx context.Context) error {
 
 func (n *Node) start(ctx context.Context) error {
 	cfg := n.cfg
-	starts, fresh, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
+	id, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
 	if err != nil {
 		return err
 	}
-	if fresh && !cfg.NewCluster() && len(n.members) > 0 {
+	if id.Joining && !cfg.NewCluster() && len(n.members) > 0 {
 		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
 	}
-	n.starts = starts
-	n.fresh.Store(fresh)
+	n.identity = id
+	n.fresh.Store(id.Joining)
 	// Ports first: one that is in use should not cost a recovery.
 	clients, err := n.listenClients()
 	if err != nil {
@@ -253,8 +254,28 @@ func (n *Node) openStorage() error {
 	}
 	n.engine = eng
 	n.onClose(func(context.Context) error { return eng.Close() })
+	if err := n.checkLogKept(); err != nil {
+		return err
+	}
 	n.log.Info("recovered", zap.Int("groups", len(log.Groups())), zap.Duration("took", time.Since(began)))
 	return nil
+}
+
+// checkLogKept refuses a member whose log is gone: with it went its votes and what it acknowledged
+// and had not flushed, so it could vote a second time (A7). A log that merely ends before the state
+// is another matter (D2).
+func (n *Node) checkLogKept() error {
+	if n.fresh.Load() || len(n.wal.Groups()) > 0 {
+		return nil
+	}
+	positions, err := n.engine.Positions()
+	if err != nil {
+		return fmt.Errorf("cannot read the state engine: %w", err)
+	}
+	if len(positions) == 0 && !slices.Contains(n.pdVoters(), n.self) {
+		return nil // it had no replica yet
+	}
+	return fmt.Errorf("the log in %s is gone, and with it this member's votes and acknowledged writes: bring it back as it was", filepath.Join(n.cfg.DataDir, "wal"))
 }
 
 // join waits until the cluster exists and knows this node, which takes a quorum.
@@ -286,13 +307,17 @@ func (n *Node) join(ctx context.Context) error {
 		return fmt.Errorf("the store in %s runs in %v mode; start it %s --single-group", n.cfg.DataDir, d.Mode,
 			map[bool]string{true: "without", false: "with"}[n.cfg.SingleGroup])
 	}
+	if n.fresh.Load() {
+		if err := n.admit(n.self); err != nil { // let in by peers that had not heard of it
+			return err
+		}
+	}
 	me := pdpb.Store{ID: n.self, Name: n.cfg.Name, PeerURLs: urlStrings(n.cfg.InitialAdvertisePeerURLs), ClientURLs: urlStrings(n.cfg.AdvertiseClientURLs)}
 	for {
 		actx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		err := n.oracle.RegisterStore(actx, me)
+		err := n.register(actx, me)
 		cancel()
 		if err == nil {
-			n.fresh.Store(false)
 			return nil
 		}
 		if err := n.refusals.hopeless(len(n.members), n.tuning.refusedFor); err != nil {
@@ -313,6 +338,23 @@ func (n *Node) join(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// register makes the node known to the others. From then on they refuse it when it comes without its
+// data, so that it joined is recorded before, and only when a quorum has answered: the peers that
+// remember a member which lost its data do not.
+func (n *Node) register(ctx context.Context, me pdpb.Store) error {
+	if n.fresh.Load() {
+		if _, err := n.oracle.ReadPoint(ctx); err != nil {
+			return err
+		}
+		n.identity.Joining = false
+		if err := writeIdentity(n.cfg.DataDir, n.identity); err != nil {
+			return err
+		}
+		n.fresh.Store(false)
+	}
+	return n.oracle.RegisterStore(ctx, me)
 }
 
 func (n *Node) mode() pdpb.Mode {
