@@ -32,8 +32,32 @@ func TestCommittedOrder(t *testing.T) {
 			if _, err := n.kv.DeleteRange(within(t), &pb.DeleteRangeRequest{Key: []byte("b"), RangeEnd: []byte("y")}); err != nil {
 				t.Fatal(err)
 			}
+			leases := pb.NewLeaseClient(n.conn)
+			if _, err := leases.LeaseGrant(within(t), &pb.LeaseGrantRequest{ID: 7, TTL: 600}); err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range []string{"b", "n"} {
+				if _, err := n.kv.Put(within(t), &pb.PutRequest{Key: []byte(key), Lease: 7}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := leases.LeaseRevoke(within(t), &pb.LeaseRevokeRequest{ID: 7}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := leases.LeaseGrant(within(t), &pb.LeaseGrantRequest{ID: 8, TTL: 1}); err != nil {
+				t.Fatal(err)
+			}
+			for left := 1; left > 0; { // its time is up
+				resp, err := leases.LeaseLeases(within(t), &pb.LeaseLeasesRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				left = len(resp.Leases)
+				<-time.After(20 * time.Millisecond)
+			}
 			n.put("last", "")
-			const want = "1 put a; 2 put n; 3 put d; 4 compact 3; 5 put z; 6 del d del n; 7 put last; "
+			const want = "1 put a; 2 put n; 3 put d; 4 compact 3; 5 put z; 6 del d del n; " +
+				"7 grant 7; 8 put b; 9 put n; 10 revoke 7; 11 grant 8; 12 revoke 8; 13 put last; "
 			for _, n := range c.nodes {
 				var got string
 				for began := time.Now(); got != want && time.Since(began) < patience; {

@@ -11,6 +11,7 @@ import (
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
+	"braid/region/regionpb"
 )
 
 // A journal is a file of frames: length and checksum of the payload, four bytes each, then the
@@ -19,7 +20,7 @@ import (
 const (
 	frameHeader  = 8
 	frameBytes   = 64 << 20 // no frame is longer
-	frameVersion = 1
+	frameVersion = 2        // 1 was one without leases
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -40,6 +41,18 @@ type frame struct {
 	cut      pdpb.Cut
 	at       place
 	requests []request
+	err      error // it is not what it should be, and is not written
+}
+
+// take adds what a command or a part of a transaction did, if that was anything.
+func (f *frame) take(effects []regionpb.Effect, subs []int64, records []regionpb.RecordEffect, rev mvcc.Revision) {
+	q, err := effective(effects, subs, records, rev)
+	if err != nil {
+		f.err = err
+	}
+	if q.kind != 0 {
+		f.requests = append(f.requests, q)
+	}
 }
 
 func (f *frame) append(b []byte) []byte {
@@ -49,9 +62,11 @@ func (f *frame) append(b []byte) []byte {
 	}
 	for i := range f.requests {
 		q := &f.requests[i]
-		b = pdpb.AppendBool(b, q.compaction)
+		b = append(b, byte(q.kind))
 		b = binary.AppendUvarint(b, uint64(q.rev))
 		b = binary.AppendVarint(b, int64(q.compact))
+		b = binary.AppendVarint(b, q.lease)
+		b = binary.AppendVarint(b, q.ttl)
 		b = binary.AppendUvarint(b, uint64(len(q.changes)))
 		for j := range q.changes {
 			c := &q.changes[j]
@@ -129,11 +144,12 @@ func decodeFrame(b []byte) (*frame, error) {
 	f.at.phase = phase(r.byte())
 	f.region, f.cut = pdpb.RegionID(r.uvarint()), pdpb.Cut(r.uvarint())
 	f.at.item, f.at.ord = r.uvarint(), r.uvarint()
-	f.requests = make([]request, r.count(4))
+	f.requests = make([]request, r.count(6))
 	for i := range f.requests {
 		q := &f.requests[i]
-		q.compaction = r.byte() != 0
+		q.kind = kind(r.byte())
 		q.rev, q.compact = mvcc.Revision(r.uvarint()), mvcc.Revision(r.varint())
+		q.lease, q.ttl = r.varint(), r.varint()
 		q.changes = make([]change, r.count(5))
 		for j := range q.changes {
 			q.changes[j] = change{delete: r.byte() != 0, sub: int64(r.uvarint()), lease: r.varint(), key: r.bytes(), value: r.bytes()}

@@ -1,5 +1,5 @@
 // Package orderlog records the committed order of a store for checkers: every request that changed
-// something, and every compaction, in the order that the cuts gave them, as the write-ahead log of
+// something, every beginning and end of a lease, and every compaction, in the order that the cuts gave them, as the write-ahead log of
 // an etcd that had executed the same requests one after another. etcd's robustness suite reads
 // that file to replay what a store did, and compares watches and old reads with the replay.
 //
@@ -157,12 +157,10 @@ func (r *Recorder) Applied(id pdpb.RegionID, index uint64, it *pdpb.Item, e *reg
 	f := frame{kind: frameRegion, region: id, cut: it.Cut, at: place{it.N, phaseEntries, index}}
 	if !void {
 		for i := range e.Commands {
-			effects := e.Commands[i].Effects
-			if len(effects) == 0 {
-				continue
+			if c := &e.Commands[i]; len(c.Effects) > 0 {
+				rev++
 			}
-			rev++
-			f.requests = append(f.requests, request{rev: rev, changes: changes(effects, nil)})
+			f.take(e.Commands[i].Effects, nil, e.Commands[i].Records, rev)
 		}
 	}
 	r.record(&f)
@@ -172,17 +170,15 @@ func (r *Recorder) Applied(id pdpb.RegionID, index uint64, it *pdpb.Item, e *reg
 func (r *Recorder) Decided(id pdpb.RegionID, it *pdpb.Item, p *regionpb.Prepared, d pdpb.Decision) {
 	f := frame{kind: frameRegion, region: id, cut: it.Cut, at: place{it.N, phaseDecisions, uint64(d.Attempt)}}
 	if d.Commit {
-		f.at.phase, f.at.ord = phaseCommits, uint64(d.Rev)
-		if len(p.Effects) > 0 {
-			f.requests = append(f.requests, request{rev: d.Rev, changes: changes(p.Effects, p.Subs)})
-		}
+		f.at.phase = phaseCommits // pd numbers them by attempt
+		f.take(p.Effects, p.Subs, p.Records, d.Rev)
 	}
 	r.record(&f)
 }
 
 // Compacted records a compaction that pd accepted as the n-th event of a cut.
 func (r *Recorder) Compacted(cut pdpb.Cut, n int, rev mvcc.Revision) {
-	r.record(&frame{kind: frameEvent, cut: cut, at: place{uint64(cut), phaseEvents, uint64(n)}, requests: []request{{compact: rev, compaction: true}}})
+	r.record(&frame{kind: frameEvent, cut: cut, at: place{uint64(cut), phaseEvents, uint64(n)}, requests: []request{{kind: kindCompaction, compact: rev}}})
 }
 
 // record puts a frame into the journal, unless an earlier life did.
@@ -203,7 +199,11 @@ func (r *Recorder) record(f *frame) {
 		r.fail(fmt.Errorf("%w: item %d of region %d follows item %d", ErrHole, f.at.item, f.region, last.item))
 		return
 	}
-	if err := r.journal.append(f); err != nil {
+	err := f.err
+	if err == nil {
+		err = r.journal.append(f)
+	}
+	if err != nil {
 		r.fail(fmt.Errorf("orderlog: %w", err))
 		return
 	}

@@ -24,10 +24,12 @@ func TestWALIsEtcds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.append([]request{
-		{rev: 2, changes: []change{{key: []byte("a"), value: []byte("1"), lease: 7}}},
-		{rev: 3, changes: []change{{key: []byte("a"), delete: true}}},
-		{compaction: true, compact: 3},
-		{rev: 4, changes: []change{{key: []byte("b"), value: []byte("2")}, {key: []byte("c"), delete: true}}},
+		{kind: kindLeaseSet, rev: 1, lease: 7, ttl: 60},
+		{kind: kindWrite, rev: 2, changes: []change{{key: []byte("a"), value: []byte("1"), lease: 7}}},
+		{kind: kindWrite, rev: 3, changes: []change{{key: []byte("a"), delete: true}}},
+		{kind: kindCompaction, compact: 3},
+		{kind: kindWrite, rev: 4, changes: []change{{key: []byte("b"), value: []byte("2")}, {key: []byte("c"), delete: true}}},
+		{kind: kindLeaseEnd, rev: 4, lease: 7},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +89,36 @@ func (s *store) entry(id pdpb.RegionID, n uint64, cut pdpb.Cut, index uint64, re
 func (s *store) commit(id pdpb.RegionID, n uint64, cut pdpb.Cut, rev mvcc.Revision, sub int64, key string) {
 	p := &regionpb.Prepared{Attempt: 9, Effects: []regionpb.Effect{{Key: []byte(key), Delete: true}}, Subs: []int64{sub}}
 	s.rec.Decided(id, &pdpb.Item{Region: id, N: n, Cut: cut}, p, pdpb.Decision{Attempt: 9, Commit: true, Rev: rev})
+}
+
+// lease is an entry that writes a lease's record, or ends the lease and deletes keys.
+func (s *store) lease(id pdpb.RegionID, n uint64, cut pdpb.Cut, index uint64, rev mvcc.Revision, lease int64, rec *regionpb.LeaseRecord, keys ...string) {
+	e := regionpb.Entry{Commands: []regionpb.Command{{Records: []regionpb.RecordEffect{leaseRecord(lease, rec)}}}}
+	for _, k := range keys {
+		e.Commands[0].Effects = append(e.Commands[0].Effects, regionpb.Effect{Key: []byte(k), Delete: true, Detach: lease})
+	}
+	s.rec.Applied(id, index, &pdpb.Item{Region: id, N: n, Cut: cut}, &e, rev, false)
+}
+
+func leaseRecord(lease int64, rec *regionpb.LeaseRecord) regionpb.RecordEffect {
+	x := regionpb.RecordEffect{Key: regionpb.LeaseKey(lease)}
+	if rec != nil {
+		x.Value = rec.Append(nil)
+	}
+	return x
+}
+
+// ends is a region's part of the end of a lease in an attempt; home says that the record is there.
+func (s *store) ends(id pdpb.RegionID, n uint64, cut pdpb.Cut, attempt pdpb.AttemptID, rev mvcc.Revision, lease int64, home bool, keys ...string) {
+	p := &regionpb.Prepared{Attempt: attempt, Records: []regionpb.RecordEffect{{Key: regionpb.RegisteredKey([]byte("m"), lease)}}}
+	if home {
+		p.Records[0] = leaseRecord(lease, nil)
+	}
+	for i, k := range keys {
+		p.Effects = append(p.Effects, regionpb.Effect{Key: []byte(k), Delete: true, Detach: lease})
+		p.Subs = append(p.Subs, int64(i))
+	}
+	s.rec.Decided(id, &pdpb.Item{Region: id, N: n, Cut: cut}, p, pdpb.Decision{Attempt: attempt, Commit: true, Rev: rev})
 }
 
 // first is the store's beginning: two regions in cuts 1 and 2, a transaction over both, a compaction.
@@ -168,6 +200,48 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestLeases: grants and ends have their place, only ends with keys a revision; what else a lease's
+// record is written for is none of an etcd's requests.
+func TestLeases(t *testing.T) {
+	s := newStore(t)
+	steps := func() {
+		s.lease(1, 1, 1, 7, 1, 70, &regionpb.LeaseRecord{TTL: 60})
+		s.lease(2, 1, 1, 7, 1, 71, &regionpb.LeaseRecord{TTL: 60})
+		s.rec.PDApplied(1)
+		s.entry(1, 2, 2, 8, 1, "a", "b")
+		s.lease(1, 2, 2, 9, 3, 70, &regionpb.LeaseRecord{TTL: 60, Remaining: 30, Spans: []mvcc.Span{{Start: []byte("m")}}})
+		s.entry(2, 2, 2, 8, 3, "x")
+		s.lease(1, 2, 2, 10, 3, 70, &regionpb.LeaseRecord{TTL: 60})
+		s.rec.PDApplied(2)
+		// Three ends in one cut, of which only the second, over two regions, deletes anything.
+		s.lease(2, 3, 3, 9, 4, 72, &regionpb.LeaseRecord{TTL: 60})
+		s.ends(1, 3, 3, 20, 4, 71, false)
+		s.ends(2, 4, 3, 20, 4, 71, true)
+		s.ends(1, 3, 3, 21, 5, 70, true)
+		s.ends(2, 4, 3, 21, 5, 70, false, "x")
+		s.ends(2, 4, 3, 22, 5, 72, true)
+		s.rec.PDApplied(3)
+		s.lease(1, 4, 4, 11, 5, 70, &regionpb.LeaseRecord{TTL: 60}) // its id again
+		s.lease(1, 4, 4, 12, 5, 70, nil, "a", "b")
+		s.rec.PDApplied(4)
+	}
+	const want = "1 grant 70; 2 grant 71; 3 put a; 4 put b; 5 put x; 6 grant 72; 7 revoke 71; 8 revoke 70; 9 revoke 72; 10 grant 70; 11 revoke 70; "
+	steps()
+	if err := s.through(2); err != nil { // a restart between a grant and the next write of its record
+		t.Fatal(err)
+	}
+	s.reopen()
+	steps()
+	if err := s.through(4); err != nil {
+		t.Fatal(err)
+	}
+	s.reopen()
+	steps()
+	if got := s.log(); got != want || s.died != nil || s.rec.merge.last != 6 {
+		t.Errorf("%v, revision %d: got  %s\nwant %s", s.died, s.rec.merge.last, got, want)
+	}
+}
+
 // TestTornFrame: a journal that was cut within its last frame goes on from the frame before.
 func TestTornFrame(t *testing.T) {
 	s := newStore(t)
@@ -205,6 +279,17 @@ func TestHoles(t *testing.T) {
 			s.entry(1, 1, 1, 7, 1, "a")
 			s.entry(2, 1, 1, 7, 1, "b")
 			return s.through(1)
+		},
+		"a lease that never began": func(s *store) error { s.lease(1, 1, 1, 7, 1, 70, nil); return s.through(1) },
+		"the place of a grant": func(s *store) error {
+			s.lease(1, 1, 1, 7, 2, 70, &regionpb.LeaseRecord{TTL: 60})
+			return s.through(1)
+		},
+		"an end with two revisions": func(s *store) error {
+			s.lease(1, 1, 1, 7, 1, 70, &regionpb.LeaseRecord{TTL: 60})
+			s.ends(1, 2, 2, 9, 2, 70, true, "a")
+			s.ends(2, 1, 2, 9, 3, 70, false, "x")
+			return s.through(2)
 		},
 		"a store that was used without": func(s *store) error {
 			s.rec.Close()
@@ -273,8 +358,9 @@ func TestRun(t *testing.T) {
 
 func TestFrameCodec(t *testing.T) {
 	f := &frame{kind: frameRegion, region: 3, cut: 9, at: place{4, phaseCommits, 77}, requests: []request{
-		{rev: 12, changes: []change{{sub: 3, key: []byte("k"), value: []byte("v"), lease: -5}, {key: []byte{}, value: []byte{}, delete: true}}},
-		{compaction: true, compact: -1, changes: []change{}},
+		{kind: kindWrite, rev: 12, changes: []change{{sub: 3, key: []byte("k"), value: []byte("v"), lease: -5}, {key: []byte{}, value: []byte{}, delete: true}}},
+		{kind: kindCompaction, compact: -1, changes: []change{}},
+		{kind: kindLeaseSet, rev: 12, lease: -9, ttl: 60, changes: []change{}},
 	}}
 	b := f.append(nil)
 	back, err := decodeFrame(b)

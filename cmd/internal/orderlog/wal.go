@@ -121,8 +121,13 @@ func (w *walWriter) close() error { return w.file.Close() }
 func internalRequest(id uint64, q *request) *pb.InternalRaftRequest {
 	r := &pb.InternalRaftRequest{Header: &pb.RequestHeader{ID: id}}
 	switch {
-	case q.compaction:
+	case q.kind == kindCompaction:
 		r.Compaction = &pb.CompactionRequest{Revision: int64(q.compact)}
+	case q.kind == kindLeaseSet:
+		r.LeaseGrant = &pb.LeaseGrantRequest{ID: q.lease, TTL: q.ttl}
+	case q.kind == kindLeaseEnd:
+		// As in etcd, also when its time was up. Which keys go with it follows from the puts before.
+		r.LeaseRevoke = &pb.LeaseRevokeRequest{ID: q.lease}
 	case len(q.changes) == 1 && q.changes[0].delete:
 		r.DeleteRange = &pb.DeleteRangeRequest{Key: q.changes[0].key}
 	case len(q.changes) == 1:

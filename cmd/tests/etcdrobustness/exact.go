@@ -15,7 +15,10 @@ import (
 // be ordered before it. The suite's search for a linearization comes to the same end, but when there
 // is none it may search for hours and cannot say which answer was wrong.
 func exact(reports []report.ClientReport, requests []model.EtcdRequest) error {
-	replay := model.NewReplay(requests)
+	replay, err := newStates(requests)
+	if err != nil {
+		return err
+	}
 	var ops []porcupine.Operation
 	for i := range reports {
 		for _, op := range reports[i].KeyValue {
@@ -26,7 +29,7 @@ func exact(reports []report.ClientReport, requests []model.EtcdRequest) error {
 			if request.Type == model.Range && request.Range.Revision != 0 {
 				continue // the suite replays reads of the past
 			}
-			if !answers(replay, request, response) {
+			if !replay.answers(request, response) {
 				return fmt.Errorf("client %d: %s is not what the recorded order gives at revision %d",
 					op.ClientId, model.NonDeterministicModel(nil).DescribeOperation(op.Input, op.Output), response.Revision)
 			}
@@ -36,14 +39,36 @@ func exact(reports []report.ClientReport, requests []model.EtcdRequest) error {
 	return realTime(ops)
 }
 
+// states are those of the model while the recorded order is replayed. The suite's own replay has one
+// for each revision, the first; but leases begin and end without a revision.
+type states struct {
+	at     []model.EtcdState // by revision: as it was made
+	before []model.EtcdState // by revision: what the request that made it found
+}
+
+func newStates(requests []model.EtcdRequest) (*states, error) {
+	state, err := model.NewReplay(requests).StateForRevision(1)
+	if err != nil {
+		return nil, err
+	}
+	s := &states{at: []model.EtcdState{state, state}, before: []model.EtcdState{state, state}}
+	for _, r := range requests {
+		next, _ := state.Step(r)
+		if next.Revision != state.Revision {
+			s.at, s.before = append(s.at, next), append(s.before, state)
+		}
+		state = next
+	}
+	return s, nil
+}
+
 // answers says whether the model's answer to a request, at the revision of the response or as the
 // request that made it, is the response.
-func answers(replay *model.EtcdReplay, request model.EtcdRequest, response model.MaybeEtcdResponse) bool {
-	for _, at := range []int64{response.Revision, response.Revision - 1} {
-		state, err := replay.StateForRevision(at)
-		if err != nil {
-			continue
-		}
+func (s *states) answers(request model.EtcdRequest, response model.MaybeEtcdResponse) bool {
+	if response.Revision >= int64(len(s.at)) {
+		return false
+	}
+	for _, state := range []model.EtcdState{s.at[response.Revision], s.before[response.Revision]} {
 		if _, want := state.Step(request); model.Match(response, want) {
 			return true
 		}

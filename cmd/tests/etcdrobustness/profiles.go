@@ -27,7 +27,8 @@ var (
 		"/registry/pods/default/M", "/registry/pods/default/a", "/registry/pods/default/i", "/registry/pods/default/q",
 	}
 
-	load = traffic.Profile{KeyValue: &traffic.KeyValueHigh, Watch: &traffic.WatchDefault, Compaction: &traffic.CompactionDefault}
+	load   = traffic.Profile{KeyValue: &traffic.KeyValueHigh, Watch: &traffic.WatchDefault, Compaction: &traffic.CompactionDefault}
+	medium = traffic.Profile{KeyValue: &traffic.KeyValueMedium, Watch: &traffic.WatchDefault, Compaction: &traffic.CompactionDefault}
 	// often compacts as often as the suite allows.
 	often = traffic.Profile{KeyValue: &traffic.KeyValueMedium, Watch: &traffic.WatchDefault, Compaction: &traffic.CompactionFrequent}
 )
@@ -35,6 +36,7 @@ var (
 // profiles are those of the suite.
 var profiles = []profile{
 	{name: "EtcdPut", traffic: traffic.EtcdPut, load: load, splits: etcdSplits, spans: true},
+	{name: "EtcdPutDeleteLease", traffic: traffic.EtcdPutDeleteLease, load: medium, splits: etcdSplits, spans: true},
 	{name: "EtcdDelete", traffic: traffic.EtcdDelete, load: load, splits: etcdSplits},
 	{name: "KubernetesHigh", traffic: traffic.Kubernetes, load: load, splits: kubernetesSplits},
 	{name: "KubernetesLow", traffic: traffic.Kubernetes, load: often, splits: kubernetesSplits},

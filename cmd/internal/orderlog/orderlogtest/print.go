@@ -70,6 +70,10 @@ func Read(t *testing.T, dataDir string) string {
 			fmt.Fprintf(&out, " put %s", r.Put.Key)
 		case r.DeleteRange != nil:
 			fmt.Fprintf(&out, " del %s", r.DeleteRange.Key)
+		case r.LeaseGrant != nil:
+			fmt.Fprintf(&out, " grant %d", r.LeaseGrant.ID)
+		case r.LeaseRevoke != nil:
+			fmt.Fprintf(&out, " revoke %d", r.LeaseRevoke.ID)
 		case r.Compaction != nil:
 			fmt.Fprintf(&out, " compact %d", r.Compaction.Revision)
 		}
