@@ -90,7 +90,7 @@ func (v *collector) Set(s string) error {
 	return nil
 }
 
-// FlagSet returns a pflag set with a row for every flag of the table; the values given are stored
+// flagSet returns a pflag set with a row for every flag of the table; the values given are stored
 // in the map under the flags' names.
 func flagSet(given map[string]string, order *[]string) *pflag.FlagSet {
 	fs := pflag.NewFlagSet("braid", pflag.ContinueOnError)
