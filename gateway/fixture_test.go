@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"sync/atomic"
@@ -59,17 +60,18 @@ type fixture struct {
 	conn    *grpc.ClientConn
 }
 
+// patient is for tests in which no request should take long, but the machine may be slow.
+func patient(c *gateway.Config) { c.RequestTimeout = 30 * time.Second }
+
 func start(t *testing.T, change func(*gateway.Config), splits ...string) *fixture {
 	t.Helper()
 	f := &fixture{store: routertest.New(splits...)}
 	f.cluster = newCluster(f.store)
-	cfg := gateway.Config{
-		KV:      router.New(f.store, f.store, router.Options{RequestTimeout: 200 * time.Millisecond, RetryMin: time.Millisecond}),
-		Cluster: f.cluster,
-	}
+	cfg := gateway.Config{Cluster: f.cluster}
 	if change != nil {
 		change(&cfg)
 	}
+	cfg.KV = router.New(f.store, f.store, router.Options{RequestTimeout: cmp.Or(cfg.RequestTimeout, 200*time.Millisecond), RetryMin: time.Millisecond})
 	var err error
 	if f.server, err = gateway.New(cfg); err != nil {
 		t.Fatal(err)

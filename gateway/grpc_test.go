@@ -101,7 +101,7 @@ func TestClient(t *testing.T) {
 
 // TestStreamEqualsRange merges the chunks of random streams and compares them with ranges.
 func TestStreamEqualsRange(t *testing.T) {
-	f := start(t, nil, "10", "40", "77")
+	f := start(t, patient, "10", "40", "77")
 	kv := pb.NewKVClient(f.conn)
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 300 {

@@ -235,6 +235,7 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 			}
 		}
 	}
+	r.count(func(s *Stats) { s.Writes += uint64(rev - it.Base) })
 	if rev != it.Base+mvcc.Revision(it.Count) {
 		return fmt.Errorf("%w: item %d gives %d revisions, its entries took %d", ErrDiverged, it.N, it.Count, rev-it.Base)
 	}

@@ -369,6 +369,7 @@ func (r *Replica) applyDecisions(batch mvcc.Batch, it *pdpb.Item) (bytes int, er
 				return 0, err
 			}
 			bytes += len(p.Encoded())
+			r.count(func(s *Stats) { s.Writes++; s.Crossed++ })
 		}
 		if d.Commit {
 			if err := r.putRecords(batch, p.Records); err != nil {

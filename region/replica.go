@@ -100,6 +100,8 @@ type Stats struct {
 	Seals        uint64 // entries that only seal
 	Applied      uint64 // commands applied, on any replica
 	Void         uint64 // commands void by fence or header
+	Writes       uint64 // revisions applied here, those of transactions over several regions included
+	Crossed      uint64 // of them, of transactions over several regions
 	Queued       int
 	Inflight     int // entries
 	InflightSize int // bytes

@@ -117,7 +117,8 @@ type Options struct {
 	CountWorkers int
 	// LocalWait is how long a serializable read waits for the newest mark to come up to what this
 	// node has told, and then for the local replicas to come up to the mark, before it takes what
-	// is applied. Default 100 ms.
+	// is applied. Default 500 ms: longer than a busy machine is late, shorter than the second after
+	// which clients of a node that is cut off give up.
 	LocalWait time.Duration
 	// RetryMin and RetryMax bound the pauses between attempts. Defaults 2 ms and 100 ms.
 	RetryMin, RetryMax time.Duration
@@ -133,7 +134,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	def(&o.RequestTimeout, 7*time.Second)
-	def(&o.LocalWait, 100*time.Millisecond)
+	def(&o.LocalWait, 500*time.Millisecond)
 	def(&o.RetryMin, 2*time.Millisecond)
 	def(&o.RetryMax, 100*time.Millisecond)
 	if o.ChunkBytes <= 0 {

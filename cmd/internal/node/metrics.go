@@ -1,10 +1,13 @@
 package node
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 
 	"braid/pd"
 	"braid/pd/order"
@@ -128,6 +131,8 @@ var (
 	descActivePeers = prometheus.NewDesc("etcd_network_active_peers", "The current number of peers that are up.", []string{"Local", "Remote"}, nil)
 	descRegionIndex = prometheus.NewDesc("braid_region_applied_index", "Applied raft index of a replica.", []string{"region"}, nil)
 	descRegionRev   = prometheus.NewDesc("braid_region_revision", "Last revision applied by a replica.", []string{"region"}, nil)
+	descRegionWrite = prometheus.NewDesc("braid_region_writes_total", "Revisions applied by a replica.", []string{"region"}, nil)
+	descRegionCross = prometheus.NewDesc("braid_region_cross_commits_total", "Revisions applied by a replica that belong to transactions over several regions.", []string{"region"}, nil)
 	descLeading     = prometheus.NewDesc("braid_region_leaders", "Regions led by this node.", nil, nil)
 	descOverlay     = prometheus.NewDesc("braid_region_overlay_bytes", "Bytes of effects that are proposed and have no revision yet, all regions.", nil, nil)
 	descOverlayKeys = prometheus.NewDesc("braid_region_overlay_keys", "Keys with such effects.", nil, nil)
@@ -148,7 +153,7 @@ var (
 )
 
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descKnownPeers, descActivePeers, descRegionIndex, descRegionRev, descLeading, descOverlay, descOverlayKeys, descEvaluated,
+	for _, d := range []*prometheus.Desc{descKnownPeers, descActivePeers, descRegionIndex, descRegionRev, descRegionWrite, descRegionCross, descLeading, descOverlay, descOverlayKeys, descEvaluated,
 		descDeferred, descApplied, descSeals, descLag, descCut, descHeld, descGroups, descMessages, descSnapshots, descSegments,
 		descRewritten, descEngine, descStalls} {
 		ch <- d
@@ -177,6 +182,8 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 		pos, st := h.Applied(), h.Stats()
 		gauge(descRegionIndex, float64(pos.Index), id)
 		gauge(descRegionRev, float64(pos.Revision), id)
+		counter(descRegionWrite, float64(st.Writes), id)
+		counter(descRegionCross, float64(st.Crossed), id)
 		if h.Leading() {
 			leading++
 		}
@@ -214,4 +221,21 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descEngine, float64(e.MemTableBytes), "memtable")
 	gauge(descEngine, float64(e.CacheBytes), "cache")
 	counter(descStalls, float64(e.WriteStalls))
+}
+
+// writesLogged bounds the regions that a stopping node names.
+const writesLogged = 64
+
+// logWrites says how the load of this run was spread over the regions: a line for each, those
+// written to most first.
+func (n *Node) logWrites() {
+	all := n.regions.all()
+	slices.SortFunc(all, func(a, b *hosted) int {
+		return cmp.Or(cmp.Compare(b.Stats().Writes, a.Stats().Writes), cmp.Compare(a.id, b.id))
+	})
+	for _, h := range all[:min(len(all), writesLogged)] {
+		st := h.Stats()
+		n.log.Info("writes of a region", zap.Uint64("region", uint64(h.id)),
+			zap.Uint64("writes", st.Writes), zap.Uint64("cross-region-commits", st.Crossed))
+	}
 }

@@ -225,6 +225,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.awaitLeaders(ctx)
+	n.onClose(func(context.Context) error { n.logWrites(); return nil })
 	if err := n.serveClients(clients, pages); err != nil {
 		return err
 	}
@@ -397,7 +398,7 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 	cfg := n.cfg
 	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
-		RequestTimeout: timeout, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
+		RequestTimeout: timeout, LocalWait: n.tuning.localWait, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
 	})
 	n.router.Store(r)
 	if p, err := cfg.AutoCompaction(); err != nil {

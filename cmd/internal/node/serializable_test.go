@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -18,6 +19,7 @@ func TestSerializableReadsWhatWasAnswered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, 3, change)
+			c.tune.localWait = 10 * time.Second // no replica is cut off here, only late
 			c.start(c.nodes...)
 			var wg sync.WaitGroup
 			for i, n := range c.nodes {

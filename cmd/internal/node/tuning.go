@@ -29,6 +29,8 @@ type tuning struct {
 	// refusedFor is how long a peer's refusal must have lasted to count: what it knows may be a
 	// moment old.
 	refusedFor time.Duration
+	// localWait is how long serializable reads wait for this node's replicas; 0 is the router's default.
+	localWait time.Duration
 }
 
 func defaultTuning() tuning {
