@@ -1,7 +1,6 @@
 package region
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
@@ -51,28 +50,11 @@ type lock struct {
 	age     pdpb.AttemptID // the transaction's first attempt
 	owner   raftid.StoreID // of its coordinator; 0 for what was prepared in an earlier term
 	spans   []regionpb.LockSpan
+	set     spanSet // of spans
 	state   lockState
 	id      regionpb.LockID
 	ticks   int // in this state
 	reply   func(regionpb.LockID, error)
-}
-
-func conflicts(a, b []regionpb.LockSpan) bool {
-	for i := range a {
-		for j := range b {
-			if !a[i].Exclusive && !b[j].Exclusive || a[i].Lease != b[j].Lease {
-				continue
-			}
-			if a[i].Lease != 0 || spansOverlap(a[i].Span, b[j].Span) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func spansOverlap(a, b mvcc.Span) bool {
-	return (a.End == nil || bytes.Compare(b.Start, a.End) < 0) && (b.End == nil || bytes.Compare(a.Start, b.End) < 0)
 }
 
 func (t *lockTable) empty() bool { return len(t.held)+len(t.waiting) == 0 }
@@ -93,7 +75,7 @@ func (t *lockTable) begin(term uint64, prepared []regionpb.Prepared) {
 	t.term = term
 	for i := range prepared {
 		p := &prepared[i]
-		t.held = append(t.held, &lock{attempt: p.Attempt, spans: p.Locks, state: lockPrepared})
+		t.held = append(t.held, &lock{attempt: p.Attempt, spans: p.Locks, set: newSpanSet(p.Locks), state: lockPrepared})
 	}
 }
 
@@ -130,6 +112,7 @@ func (t *lockTable) request(l *lock) (ok bool) {
 	if again {
 		return false
 	}
+	l.set = newSpanSet(l.spans)
 	t.waiting = slices.Insert(t.waiting, i, l)
 	return true
 }
@@ -141,12 +124,18 @@ func (t *lockTable) request(l *lock) (ok bool) {
 func (t *lockTable) grant(withKeys func([]regionpb.LockSpan) []regionpb.LockSpan, busy func([]regionpb.LockSpan) bool) (granted []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
+		if t.inFront(w.spans, i) {
+			i++ // and the keys of its leases need not be looked up
+			continue
+		}
 		spans := withKeys(w.spans)
-		if t.inFront(spans, i) || busy(spans) {
+		if len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], i) || busy(spans) {
 			i++
 			continue
 		}
-		w.spans = spans
+		if len(spans) > len(w.spans) {
+			w.spans, w.set = spans, newSpanSet(spans)
+		}
 		t.waiting = slices.Delete(t.waiting, i, i+1)
 		t.seq++
 		w.state, w.ticks, w.id = lockGranted, 0, regionpb.LockID{Term: t.term, Seq: t.seq}
@@ -159,12 +148,12 @@ func (t *lockTable) grant(withKeys func([]regionpb.LockSpan) []regionpb.LockSpan
 // inFront says whether spans conflict with a holder or with one of the first n waiters.
 func (t *lockTable) inFront(spans []regionpb.LockSpan, n int) bool {
 	for _, l := range t.held {
-		if conflicts(l.spans, spans) {
+		if l.set.conflicts(spans) {
 			return true
 		}
 	}
 	for _, l := range t.waiting[:n] {
-		if conflicts(l.spans, spans) {
+		if l.set.conflicts(spans) {
 			return true
 		}
 	}

@@ -90,7 +90,7 @@ func TestLocks(t *testing.T) {
 			default:
 				t.Fatalf("unknown command %q", d.Cmd)
 			}
-			for _, l := range table.grant(func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, func(s []regionpb.LockSpan) bool { return conflicts(s, pending) }) {
+			for _, l := range table.grant(func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, func(s []regionpb.LockSpan) bool { set := newSpanSet(pending); return set.conflicts(s) }) {
 				out += fmt.Sprintf("granted t%d %d/%d\n", l.attempt, l.id.Term, l.id.Seq)
 			}
 			return out + table.String()

@@ -219,9 +219,15 @@ func (r *Replica) busy(spans []regionpb.LockSpan) bool {
 			return true
 		}
 	}
-	for _, w := range r.queue {
-		if r.aged(w) && conflicts(w.spans(), spans) {
-			return true
+	var set spanSet
+	for made, i := false, 0; i < len(r.queue); i++ {
+		if w := r.queue[i]; r.aged(w) {
+			if !made {
+				set, made = newSpanSet(spans), true
+			}
+			if set.conflicts(w.spans()) {
+				return true
+			}
 		}
 	}
 	return false
