@@ -19,6 +19,9 @@ type Store interface {
 	LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error)
 	// LeaseRevoke ends a lease; with a term, only as that term's leader of the record's region.
 	LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error)
+	// LeaseExpire ends leases whose records lie in one region as that term's leader; those that have
+	// ended are none of its errors.
+	LeaseExpire(ctx context.Context, ids []int64, term uint64) error
 	LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error
 	// LeaseLook returns the confirmed record, nil when there is none, and the keys if asked for.
 	LeaseLook(ctx context.Context, id int64, keys bool) (*regionpb.LeaseRecord, [][]byte, mvcc.Revision, error)
@@ -46,6 +49,9 @@ type Config struct {
 	MinTTL int64
 	// Workers bounds the goroutines that end leases. Default 256.
 	Workers int
+	// OneByOne ends every lease by itself: a store of one group has no attempts, and its commands
+	// travel together anyway.
+	OneByOne bool
 }
 
 // ErrNotFound says that there is no such lease.
@@ -188,27 +194,54 @@ func (s *Service) Tick() {
 	}
 }
 
+// expireMax bounds the leases that are ended together. What that costs grows little with their
+// number; what a watcher gets in one revision grows with it.
+const expireMax = 256
+
+// takeLocked takes the first action off the list, and with an end those of the same region.
+func (s *Service) takeLocked() []Action {
+	first := s.mu.todo[0]
+	if first.Kind != Expire || s.cfg.OneByOne {
+		s.mu.todo = s.mu.todo[1:]
+		return []Action{first}
+	}
+	var list []Action
+	s.mu.todo = slices.DeleteFunc(s.mu.todo, func(a Action) bool {
+		if len(list) == expireMax || a.Kind != Expire || a.Region != first.Region || a.Term != first.Term {
+			return false
+		}
+		list = append(list, a)
+		return true
+	})
+	return list
+}
+
 // work carries out actions until there are none.
 func (s *Service) work() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { s.mu.workers-- }()
 	for len(s.mu.todo) > 0 {
-		a := s.mu.todo[0]
-		s.mu.todo = s.mu.todo[1:]
+		list := s.takeLocked()
 		s.mu.Unlock()
 		var err error
-		switch a.Kind {
+		switch a := list[0]; a.Kind {
 		case Expire:
-			_, err = s.cfg.Store.LeaseRevoke(s.ctx, a.ID, a.Term)
+			ids := make([]int64, len(list))
+			for i := range list {
+				ids[i] = list[i].ID
+			}
+			err = s.cfg.Store.LeaseExpire(s.ctx, ids, a.Term)
 		case Checkpoint:
 			// One that is lost costs precision after an election, and the next one comes.
 			err = s.cfg.Store.LeaseCheckpoint(s.ctx, a.ID, a.Remaining, a.Term)
 		}
 		s.mu.Lock()
-		if err != nil || a.Kind == Checkpoint {
-			s.mu.core.Ended(a, s.now())
-			s.wakeLocked(a.ID)
+		for _, a := range list {
+			if err != nil || a.Kind == Checkpoint {
+				s.mu.core.Ended(a, s.now())
+				s.wakeLocked(a.ID)
+			}
 		}
 		if len(s.mu.todo) == 0 && !s.mu.closed {
 			s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo[:0]) // room was made

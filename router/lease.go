@@ -23,6 +23,32 @@ func (r *Router) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.R
 	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: id, Term: term})
 }
 
+// LeaseExpire ends leases whose records lie in one region, as leader of that region's term (L5). Those
+// that are ended together end at one revision, unless they have too much for one attempt. Of what has
+// ended already nothing is said.
+func (r *Router) LeaseExpire(ctx context.Context, ids []int64, term uint64) error {
+	if len(ids) == 1 {
+		_, err := r.LeaseRevoke(ctx, ids[0], term)
+		if codeOf(err) == regionpb.LeaseNotFound {
+			return nil
+		}
+		return err
+	}
+	rctx, cancel := r.deadline(ctx)
+	resp, err := r.attempts(rctx, &revokeJob{r: r, ids: ids, term: term})
+	cancel()
+	switch err = settle(ctx, err); codeOf(err) {
+	case regionpb.TooLarge:
+		return errors.Join(r.LeaseExpire(ctx, ids[:len(ids)/2], term), r.LeaseExpire(ctx, ids[len(ids)/2:], term))
+	case regionpb.LeaseNotFound:
+		return nil
+	}
+	if err == nil {
+		r.told.raise(resp.Header.GetRevision())
+	}
+	return err
+}
+
 // LeaseCheckpoint records how many seconds a lease has left; 0 is all.
 func (r *Router) LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error {
 	_, err := r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: id, Remaining: remaining, Term: term})

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -79,86 +80,144 @@ func (r *Router) attachable(ctx context.Context, p point, span mvcc.Span, lease 
 	return found, nil
 }
 
-// revokeJob ends a lease whose keys lie in several regions: the lease is locked exclusively where
-// its record is and wherever keys may be attached to it, which locks its keys as well; then the
-// record is read (L2). It had been read before, to know whom to lock, in the order of keys like
-// everything else (T5); if that has changed, the attempt is repeated.
+// revokeJob ends leases whose keys lie in several regions, all at one revision: each is locked
+// exclusively where its record is and wherever keys may be attached to it, which locks its keys as
+// well; then the records are read (L2). They had been read before, to know whom to lock, in the order
+// of keys like everything else (T5); if that has changed, the attempt is repeated.
+//
+// Several are ended together only when their time is up: what an attempt costs hardly depends on what
+// it carries, and leases often end together.
 type revokeJob struct {
 	r    *Router
-	id   int64
+	ids  []int64
 	term uint64
 }
 
 func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error) {
-	rec, _, _, err := j.r.LeaseLook(ctx, j.id, false)
+	var records []*regionpb.LeaseRecord
+	err := j.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
+		records, err = j.r.records(ctx, p, j.ids)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	home, ok := find(regions, regionpb.LeasePlace(j.id))
-	switch {
-	case rec == nil:
-		return nil, regionpb.ErrorOf(regionpb.LeaseNotFound)
-	case !ok:
-		return nil, ErrNoRegion
-	}
-	var parts []participant
-	for _, span := range leaseSpans(home.Span, rec) {
-		for _, d := range overlapping(regions, span) {
-			if n := len(parts); n > 0 && parts[n-1].region.ID == d.ID {
-				continue
-			}
-			p := participant{region: d, locks: []regionpb.LockSpan{{Lease: j.id, Exclusive: true}}}
-			if d.ID == home.ID {
-				p.term = j.term
-			}
-			parts = append(parts, p)
+	byRegion := map[pdpb.RegionID]*participant{}
+	var list []*participant
+	for i, id := range j.ids {
+		if records[i] == nil {
+			continue // it has ended
 		}
+		home, ok := find(regions, regionpb.LeasePlace(id))
+		if !ok {
+			return nil, ErrNoRegion
+		}
+		for _, span := range leaseSpans(home.Span, records[i]) {
+			for _, d := range overlapping(regions, span) {
+				p := byRegion[d.ID]
+				if p == nil {
+					p = &participant{region: d}
+					byRegion[d.ID] = p
+					list = append(list, p)
+				}
+				if n := len(p.locks); n == 0 || p.locks[n-1].Lease != id {
+					p.locks = append(p.locks, regionpb.LockSpan{Lease: id, Exclusive: true})
+				}
+				if d.ID == home.ID {
+					p.term = j.term
+				}
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil, regionpb.ErrorOf(regionpb.LeaseNotFound)
+	}
+	slices.SortFunc(list, func(a, b *participant) int { return bytes.Compare(a.region.Span.Start, b.region.Span.Start) })
+	parts := make([]participant, len(list))
+	for i, p := range list {
+		parts[i] = *p
 	}
 	return parts, nil
 }
 
-func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) (outcome, error) {
-	list, err := j.r.leasesIn(ctx, p, mvcc.Key(regionpb.LeasePlace(j.id)))
-	if err == nil && len(list) == 0 {
-		err = regionpb.ErrorOf(regionpb.LeaseNotFound)
+// records reads the records of leases; nil where there is none.
+func (r *Router) records(ctx context.Context, p point, ids []int64) ([]*regionpb.LeaseRecord, error) {
+	out := make([]*regionpb.LeaseRecord, len(ids))
+	for i, id := range ids {
+		list, err := r.leasesIn(ctx, p, mvcc.Key(regionpb.LeasePlace(id)))
+		if err != nil {
+			return nil, err
+		}
+		if len(list) > 0 {
+			out[i] = list[0].Record
+		}
 	}
+	return out, nil
+}
+
+func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) (outcome, error) {
+	records, err := j.r.records(ctx, p, j.ids)
 	if err != nil {
 		return outcome{}, err
 	}
-	home := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(regionpb.LeasePlace(j.id)) })
-	for _, span := range leaseSpans(parts[home].region.Span, list[0].Record) {
-		for !span.Empty() {
-			i := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(span.Start) })
-			if i < 0 {
-				return outcome{}, fmt.Errorf("%w: a region registered meanwhile", errAgain)
-			}
-			if parts[i].region.Span.End == nil {
-				break
-			}
-			span.Start = parts[i].region.Span.End
+	locked := make([]map[int64]bool, len(parts))
+	for i := range parts {
+		locked[i] = make(map[int64]bool, len(parts[i].locks))
+		for _, l := range parts[i].locks {
+			locked[i][l.Lease] = true
 		}
 	}
 	out := outcome{rev: p.rev, records: make([][]regionpb.RecordEffect, len(parts)), fill: func(rev mvcc.Revision) *pb.TxnResponse {
 		return &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: int64(rev)}}
 	}}
-	for i := range parts {
-		d := &parts[i].region
-		s := j.r.scan(p.view(p.rev), selection{lease: j.id}, d.Span)
-		for !s.done {
-			kvs, err := s.next(ctx, 0)
-			if err != nil {
-				return outcome{}, err
-			}
-			for _, kv := range kvs {
-				out.effects = append(out.effects, regionpb.Effect{Key: kv.Key, Delete: true, Detach: j.id})
+	ended := 0
+	for n, id := range j.ids {
+		if records[n] == nil {
+			continue
+		}
+		ended++
+		home := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(regionpb.LeasePlace(id)) })
+		if home < 0 || !locked[home][id] {
+			return outcome{}, fmt.Errorf("%w: a lease was granted meanwhile", errAgain)
+		}
+		for _, span := range leaseSpans(parts[home].region.Span, records[n]) {
+			for !span.Empty() {
+				i := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(span.Start) })
+				if i < 0 || !locked[i][id] {
+					return outcome{}, fmt.Errorf("%w: a region registered meanwhile", errAgain)
+				}
+				if parts[i].region.Span.End == nil {
+					break
+				}
+				span.Start = parts[i].region.Span.End
 			}
 		}
-		k := regionpb.RegisteredKey(d.Span.Start, j.id)
-		if i == home {
-			k = regionpb.LeaseKey(j.id)
+		for i := range parts {
+			if !locked[i][id] {
+				continue
+			}
+			d := &parts[i].region
+			s := j.r.scan(p.view(p.rev), selection{lease: id}, d.Span)
+			for !s.done {
+				kvs, err := s.next(ctx, 0)
+				if err != nil {
+					return outcome{}, err
+				}
+				for _, kv := range kvs {
+					out.effects = append(out.effects, regionpb.Effect{Key: kv.Key, Delete: true, Detach: id})
+				}
+			}
+			k := regionpb.RegisteredKey(d.Span.Start, id)
+			if i == home {
+				k = regionpb.LeaseKey(id)
+			}
+			out.records[i] = append(out.records[i], regionpb.RecordEffect{Key: k})
 		}
-		out.records[i] = []regionpb.RecordEffect{{Key: k}}
 	}
+	if ended == 0 {
+		return outcome{}, regionpb.ErrorOf(regionpb.LeaseNotFound)
+	}
+	slices.SortFunc(out.effects, func(a, b regionpb.Effect) int { return bytes.Compare(a.Key, b.Key) })
 	return out, nil
 }
 

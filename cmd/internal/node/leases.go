@@ -44,7 +44,7 @@ func (c leaseCluster) KeepAwake(id pdpb.RegionID, on bool) {
 func (n *Node) openLeases() {
 	election := time.Duration(n.cfg.ElectionMs) * time.Millisecond
 	n.leases = leasesvc.NewService(leasesvc.Config{
-		Store: leaseStore{n}, Cluster: leaseCluster{n},
+		Store: leaseStore{n}, Cluster: leaseCluster{n}, OneByOne: n.cfg.SingleGroup,
 		Options: leasesvc.Options{Extend: election},
 		// etcd's: one and a half election timeouts, in whole seconds.
 		MinTTL: int64((3*election/2 + time.Second - 1) / time.Second),
@@ -83,6 +83,15 @@ func (s leaseStore) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvc
 		return 0, err
 	}
 	return r.LeaseRevoke(ctx, id, term)
+}
+
+// LeaseExpire implements leasesvc.Store.
+func (s leaseStore) LeaseExpire(ctx context.Context, ids []int64, term uint64) error {
+	r, err := s.router()
+	if err != nil {
+		return err
+	}
+	return r.LeaseExpire(ctx, ids, term)
 }
 
 // LeaseCheckpoint implements leasesvc.Store.
