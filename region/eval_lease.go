@@ -138,10 +138,11 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 var registered = []byte{1}
 
 // attached returns the keys that are attached to a lease here, pending ones included, in order.
-func (e *evaluator) attached(id int64) [][]byte {
+// With detaching come those too that a pending version takes off the lease.
+func (e *evaluator) attached(id int64, detaching bool) [][]byte {
 	var keys [][]byte
 	if err := e.r.Attached(id, e.span, func(key []byte) bool {
-		if e.ov.get(key) == nil {
+		if detaching || e.ov.get(key) == nil {
 			keys = append(keys, bytes.Clone(key))
 		}
 		return true
@@ -208,7 +209,7 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 		return refusal, nil
 	case l.Op == regionpb.LeaseRevoke:
 		own := revision{num: &cmd.num}
-		for _, key := range e.attached(l.ID) {
+		for _, key := range e.attached(l.ID, false) {
 			if !e.visit(nil) {
 				return exhausted, nil
 			}
@@ -299,14 +300,16 @@ func leaseLock(l *regionpb.LeaseCommand) regionpb.LockSpan {
 }
 
 // withKeys adds to locks that end leases the keys that are attached to them now: nobody may detach
-// or change them once the lock is granted, and nobody can attach more.
+// or change them once the lock is granted, and nobody can attach more. Whoever holds the lock reads
+// applied state, so a key that is being detached counts, until that is applied: its pending version
+// makes the lock wait.
 func (e *evaluator) withKeys(spans []regionpb.LockSpan) []regionpb.LockSpan {
 	out := slices.Clip(spans)
 	for i := range spans {
 		if spans[i].Lease == 0 || !spans[i].Exclusive {
 			continue
 		}
-		for _, key := range e.attached(spans[i].Lease) {
+		for _, key := range e.attached(spans[i].Lease, true) {
 			out = append(out, regionpb.LockSpan{Span: mvcc.Key(key), Exclusive: true})
 		}
 	}

@@ -26,6 +26,8 @@ import (
 //	follow r= term= leader=
 //	write r= [drop]      one transaction per line, then one call of the group
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
+//	grant r=             lease 5, to which "lease KEY" of write attaches
+//	endlock r=           the lock of an attempt that ends lease 5
 //	copy from= r= [through=]
 //	commit r= index=     order [r=] [others=]    a cut of its report
 //	fence                pd raises the fence
@@ -109,6 +111,18 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		h.work()
 		h.log.dropAll = false
+	case "grant":
+		h.r.Write(&Write{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: 5, TTL: 60}, Reply: func(_ *pb.TxnResponse, err error) {
+			if err != nil {
+				s.printf("  grant: %v\n", err)
+			}
+		}})
+		h.work()
+	case "endlock":
+		h.r.Lock(&Lock{Attempt: 1, Age: 1, Owner: 1, Spans: []regionpb.LockSpan{{Lease: 5, Exclusive: true}}, Reply: func(_ regionpb.LockID, err error) {
+			s.printf("  locked: %v\n", err)
+		}})
+		h.work()
 	case "append":
 		s.append(h, d)
 		h.work()
