@@ -22,13 +22,6 @@ func appendLeaseKey(dst []byte, lease int64, key []byte) []byte {
 	return append(dst, key...)
 }
 
-func decodeLeaseKey(enc []byte) (lease int64, key []byte, err error) {
-	if len(enc) < leaseKeyLen || enc[0] != spaceLease {
-		return 0, nil, fmt.Errorf("%w: % x", errBadKey, enc)
-	}
-	return int64(binary.BigEndian.Uint64(enc[1:])), enc[leaseKeyLen:], nil
-}
-
 // appendRecordKey lays a record out as the version of a key is, the id in the place of the
 // revision: the comparer and its bloom filters know that form.
 func appendRecordKey(dst []byte, k mvcc.RecordKey) []byte {

@@ -57,7 +57,7 @@ func TestLeaseKeys(t *testing.T) {
 		if err != nil || !txn.Succeeded {
 			t.Fatal(txn, err)
 		}
-		txn, err = cl.Txn(ctx).If(clientv3.Compare(clientv3.Version("a"), "=", 5), clientv3.Compare(clientv3.Version("y"), "=", 1)).
+		_, err = cl.Txn(ctx).If(clientv3.Compare(clientv3.Version("a"), "=", 5), clientv3.Compare(clientv3.Version("y"), "=", 1)).
 			Else(clientv3.OpPut("b", "2", clientv3.WithLease(999)), clientv3.OpPut("z", "2", clientv3.WithLease(7))).Commit()
 		errIs(t, "a transaction with no lease", err, rpctypes.ErrGRPCLeaseNotFound)
 		if _, err = cl.Txn(ctx).Then(clientv3.OpPut("m", "detached"), clientv3.OpPut("s", "kept", clientv3.WithLease(7)), clientv3.OpPut("u", "kept", clientv3.WithLease(7))).Commit(); err != nil {

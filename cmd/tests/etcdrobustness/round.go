@@ -28,7 +28,7 @@ const (
 	peerPort        = "2380"
 	readyTimeout    = 40 * time.Second
 	collectTimeout  = time.Minute
-	validateTimeout = 2 * time.Minute
+	validateTimeout = 5 * time.Minute
 	reportDir       = "report" // below a round's, in the suite's own layout
 	// writesMin is the acknowledged writes per second a cluster must reach before its fault.
 	writesMin = 100
