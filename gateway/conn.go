@@ -23,7 +23,10 @@ import (
 //   - with TLS, a client that offers HTTP/2 and nothing else in its hello is a gRPC client (curl,
 //     browsers and Go's http client all offer HTTP/1.1 too); everybody else goes to the HTTP
 //     server, which passes on requests with gRPC's content type, the slower way that etcd takes
-//     for all TLS connections.
+//     for all TLS connections;
+//   - where both are allowed, TLS begins with a byte that nothing else begins with.
+//
+// A port for one of the two only skips the second question.
 //
 // Both ways need no guess about a connection that says nothing: nothing is decided before the
 // client has spoken, and a client that does not is dropped after sniffTimeout.
@@ -33,9 +36,17 @@ const sniffTimeout = time.Minute
 
 var http2Preface = []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
-// Serve accepts connections until Stop, or until the listener fails; with a TLS configuration all
-// of them must speak TLS. It closes the listener. Several Serve calls may run at a time.
-func (s *Server) Serve(l net.Listener, config *tls.Config) error {
+// Port says what may be spoken over a listener's connections.
+type Port struct {
+	TLS      *tls.Config // nil: no TLS
+	Plain    bool        // also without TLS; meant always when TLS is nil
+	OnlyGRPC bool
+	OnlyHTTP bool
+}
+
+// Serve accepts connections until Stop, or until the listener fails. It closes the listener.
+// Several Serve calls may run at a time.
+func (s *Server) Serve(l net.Listener, port Port) error {
 	s.mu.Lock()
 	if s.mu.stopped {
 		s.mu.Unlock()
@@ -52,8 +63,8 @@ func (s *Server) Serve(l net.Listener, config *tls.Config) error {
 		delete(s.mu.listeners, l)
 		s.mu.Unlock()
 	}()
-	if config != nil {
-		config = sniffingConfig(config)
+	if port.TLS != nil {
+		port.TLS = sniffingConfig(port.TLS)
 	}
 	for {
 		conn, err := l.Accept()
@@ -84,7 +95,7 @@ func (s *Server) Serve(l net.Listener, config *tls.Config) error {
 		s.mu.Unlock()
 		go func() {
 			defer s.accepting.Done()
-			s.dispatch(conn, config)
+			s.dispatch(conn, &port)
 		}()
 	}
 }
@@ -92,8 +103,8 @@ func (s *Server) Serve(l net.Listener, config *tls.Config) error {
 var errStopped = errors.New("gateway: stopped")
 
 // dispatch finds out what a connection speaks and hands it to the server for that.
-func (s *Server) dispatch(conn net.Conn, config *tls.Config) {
-	to, ready, err := s.sniff(conn, config)
+func (s *Server) dispatch(conn net.Conn, port *Port) {
+	to, ready, err := s.sniff(conn, port)
 	s.mu.Lock()
 	delete(s.mu.sniffing, conn)
 	stopped := s.mu.stopped
@@ -108,30 +119,39 @@ func (s *Server) dispatch(conn net.Conn, config *tls.Config) {
 	}
 }
 
-func (s *Server) sniff(conn net.Conn, config *tls.Config) (to *connListener, ready net.Conn, err error) {
+// tlsRecord begins every TLS connection: the type of a handshake record. No HTTP begins with it.
+var tlsRecord = []byte{22}
+
+func (s *Server) sniff(conn net.Conn, port *Port) (to *connListener, ready net.Conn, err error) {
 	if err := conn.SetDeadline(time.Now().Add(sniffTimeout)); err != nil {
 		return nil, nil, err
 	}
-	if config != nil {
+	secure := port.TLS != nil
+	if secure && port.Plain {
+		p := &peekedConn{Conn: conn}
+		if secure, err = p.peek(tlsRecord); err != nil {
+			return nil, nil, err
+		}
+		conn = p
+	}
+	var isGRPC bool
+	if secure {
 		hello := &helloConn{Conn: conn}
-		tc := tls.Server(hello, config)
+		tc := tls.Server(hello, port.TLS)
 		if err := tc.HandshakeContext(context.Background()); err != nil {
 			return nil, nil, err
 		}
-		to, ready = s.httpConns, tc
-		if hello.onlyHTTP2 {
-			to = s.grpcConns
-		}
+		ready, isGRPC = tc, hello.onlyHTTP2
 	} else {
 		p := &peekedConn{Conn: conn}
-		isHTTP2, err := p.peek(http2Preface)
-		if err != nil {
+		if isGRPC, err = p.peek(http2Preface); err != nil {
 			return nil, nil, err
 		}
-		to, ready = s.httpConns, p
-		if isHTTP2 {
-			to = s.grpcConns
-		}
+		ready = p
+	}
+	to = s.httpConns
+	if port.OnlyGRPC || isGRPC && !port.OnlyHTTP {
+		to = s.grpcConns
 	}
 	return to, ready, conn.SetDeadline(time.Time{})
 }

@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"braid/gateway"
 )
 
 // certificate makes a key and a certificate for the loopback address that signs itself.
@@ -54,7 +56,9 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- f.server.Serve(l, &tls.Config{Certificates: []tls.Certificate{cert}}) }()
+	go func() {
+		served <- f.server.Serve(l, gateway.Port{TLS: &tls.Config{Certificates: []tls.Certificate{cert}}})
+	}()
 	defer func() {
 		l.Close()
 		if err := <-served; err == nil {
@@ -112,6 +116,66 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// TestPorts asks for gRPC, HTTP, and HTTP over TLS on ports that serve some of them only.
+func TestPorts(t *testing.T) {
+	f := start(t, patient)
+	cert, pool := certificate(t)
+	config := &tls.Config{Certificates: []tls.Certificate{cert}}
+	secure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
+	plain := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for name, tc := range map[string]struct {
+		port                            gateway.Port
+		grpc, grpcTLS, http, httpSecure bool
+	}{
+		"everything": {gateway.Port{TLS: config, Plain: true}, true, true, true, true},
+		"TLS":        {gateway.Port{TLS: config}, false, true, false, true},
+		"gRPC":       {gateway.Port{TLS: config, Plain: true, OnlyGRPC: true}, true, true, false, false},
+		"plain gRPC": {gateway.Port{OnlyGRPC: true}, true, false, false, false},
+		"plain HTTP": {gateway.Port{OnlyHTTP: true}, false, false, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := make(chan error, 1)
+			go func() { served <- f.server.Serve(l, tc.port) }()
+			defer func() {
+				l.Close()
+				<-served
+			}()
+			addr := l.Addr().String()
+			get := func(c *http.Client, url string) bool {
+				resp, err := c.Get(url)
+				if err != nil {
+					return false
+				}
+				resp.Body.Close()
+				return resp.StatusCode == 200
+			}
+			call := func(creds credentials.TransportCredentials) bool {
+				conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				_, err = pb.NewKVClient(conn).Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
+				return err == nil
+			}
+			for what, pair := range map[string][2]bool{
+				"gRPC":          {call(insecure.NewCredentials()), tc.grpc},
+				"gRPC over TLS": {call(credentials.NewTLS(&tls.Config{RootCAs: pool})), tc.grpcTLS},
+				"HTTP":          {get(plain, "http://"+addr+"/health"), tc.http},
+				"HTTP over TLS": {get(secure, "https://"+addr+"/health"), tc.httpSecure},
+			} {
+				if pair[0] != pair[1] {
+					t.Errorf("%s is served: %v, want %v", what, pair[0], pair[1])
+				}
+			}
+		})
+	}
+}
+
 // TestStop ends with requests in progress, silent connections and idle clients around.
 func TestStop(t *testing.T) {
 	f := start(t, nil)
@@ -161,7 +225,7 @@ func TestStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.server.Serve(l, nil); err == nil {
+	if err := f.server.Serve(l, gateway.Port{}); err == nil {
 		t.Error("Serve after Stop")
 	}
 }

@@ -82,7 +82,7 @@ func start(t *testing.T, change func(*gateway.Config), splits ...string) *fixtur
 	}
 	f.addr = l.Addr().String()
 	served := make(chan error, 1)
-	go func() { served <- f.server.Serve(l, nil) }()
+	go func() { served <- f.server.Serve(l, gateway.Port{}) }()
 	if f.conn, err = grpc.NewClient(f.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20))); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -164,12 +165,20 @@ func stop(s server, lg *zap.Logger, signals <-chan os.Signal) error {
 // log entries only, so the line goes to stdout just where the log does not show.
 func ready(cfg *config.Config, lg *zap.Logger, stdout io.Writer) {
 	lg.Info("ready to serve client requests")
-	for _, u := range cfg.ListenClientURLs {
-		msg := "serving client traffic securely"
-		if !config.Secure(u) {
-			msg = "serving client traffic insecurely; this is strongly discouraged!"
+	serving := func(traffic string, urls []url.URL) {
+		for _, u := range urls {
+			msg := "serving client traffic securely"
+			if !config.Secure(u) {
+				msg = "serving client traffic insecurely; this is strongly discouraged!"
+			}
+			lg.Info(msg, zap.String("traffic", traffic), zap.String("address", config.Address(u)))
 		}
-		lg.Info(msg, zap.String("traffic", "grpc+http"), zap.String("address", u.Host+u.Path))
+	}
+	if len(cfg.ListenClientHTTPURLs) == 0 {
+		serving("grpc+http", cfg.ListenClientURLs)
+	} else {
+		serving("grpc", cfg.ListenClientURLs)
+		serving("http", cfg.ListenClientHTTPURLs)
 	}
 	line := fmt.Sprintf("braid is ready: clients connect to %s", types.URLs(cfg.AdvertiseClientURLs))
 	lg.Info(line)

@@ -41,6 +41,7 @@ type Config struct {
 	DataDir              string // "" is <Name>.braid in the working directory
 	ListenPeerURLs       []url.URL
 	ListenClientURLs     []url.URL
+	ListenClientHTTPURLs []url.URL // empty: HTTP on ListenClientURLs, which otherwise speak gRPC only
 	ListenMetricsURLs    []url.URL // empty: metrics and health only on the client URLs
 	HeartbeatMs          uint
 	ElectionMs           uint

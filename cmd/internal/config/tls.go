@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/url"
 	"path/filepath"
+	"slices"
 
 	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -19,7 +20,7 @@ import (
 // node is started; a configuration without TLS needs it for the log lines only.
 func (c *Config) Prepare(lg *zap.Logger) error {
 	c.log = lg
-	if err := c.prepare(lg, &c.ClientTLS, c.ClientAutoTLS, "client", c.ListenClientURLs); err != nil {
+	if err := c.prepare(lg, &c.ClientTLS, c.ClientAutoTLS, "client", slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs)); err != nil {
 		return err
 	}
 	return c.prepare(lg, &c.PeerTLS, c.PeerAutoTLS, "peer", c.ListenPeerURLs)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 
 	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
@@ -34,6 +35,12 @@ func (c *Config) Validate() error {
 	}
 	add(bindable("listen-peer-urls", c.ListenPeerURLs))
 	add(bindable("listen-client-urls", c.ListenClientURLs))
+	add(bindable("listen-client-http-urls", c.ListenClientHTTPURLs))
+	for _, u := range c.ListenClientHTTPURLs {
+		if slices.ContainsFunc(c.ListenClientURLs, func(v url.URL) bool { return Address(u) == Address(v) }) {
+			add(fmt.Errorf("cannot bind both --listen-client-urls and --listen-client-http-urls on the same url %s", u.String()))
+		}
+	}
 	add(bindable("listen-metrics-urls", c.ListenMetricsURLs))
 	if err := reachable(c.InitialAdvertisePeerURLs); err != nil {
 		add(fmt.Errorf(`--initial-advertise-peer-urls %q must be "host:port" (%w)`, types.URLs(c.InitialAdvertisePeerURLs), err))
@@ -103,6 +110,14 @@ func reachable(us []url.URL) error {
 
 func isUnix(u url.URL) bool { return u.Scheme == "unix" || u.Scheme == "unixs" }
 
+// Address is where a URL's socket is bound.
+func Address(u url.URL) string {
+	if isUnix(u) {
+		return u.Host + u.Path
+	}
+	return u.Host
+}
+
 // Secure says whether connections to the URL use TLS.
 func Secure(u url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
 
@@ -127,7 +142,7 @@ func (c *Config) checkTLS() (errs []error) {
 	errs = append(errs, pairs("", &c.ClientTLS)...)
 	errs = append(errs, pairs("peer-", &c.PeerTLS)...)
 	if c.ClientTLS.Empty() && !c.ClientAutoTLS {
-		for _, u := range c.ListenClientURLs {
+		for _, u := range slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs) {
 			if Secure(u) {
 				errs = append(errs, fmt.Errorf("TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String()))
 			}

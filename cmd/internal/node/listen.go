@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 
 	etcdtransport "go.etcd.io/etcd/client/pkg/v3/transport"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
 	"braid/cmd/internal/config"
+	"braid/gateway"
 )
 
 // boundListener is a listener and, where it speaks TLS, the configuration for it.
@@ -21,31 +23,39 @@ type boundListener struct {
 }
 
 // listen binds a URL. The handshake is left to whoever serves the listener.
-func (n *Node) listen(u url.URL, info *etcdtransport.TLSInfo) (boundListener, error) {
-	addr := u.Host
-	if u.Scheme == "unix" || u.Scheme == "unixs" {
-		addr = u.Host + u.Path
+func (n *Node) listen(u url.URL, info *etcdtransport.TLSInfo) (b boundListener, err error) {
+	if b.Listener, err = n.bind(u); err != nil || !config.Secure(u) {
+		return b, err
 	}
-	l, err := etcdtransport.NewListenerWithOpts(addr, plainScheme(u.Scheme), etcdtransport.WithSocketOpts(&n.cfg.SocketOpts))
+	b.tls, err = serverTLS(u, info)
+	return b, err
+}
+
+// bind opens a URL's socket, which lives as long as the node.
+func (n *Node) bind(u url.URL) (net.Listener, error) {
+	l, err := etcdtransport.NewListenerWithOpts(config.Address(u), plainScheme(u.Scheme), etcdtransport.WithSocketOpts(&n.cfg.SocketOpts))
 	if err != nil {
-		return boundListener{}, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
+		return nil, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
 	}
 	n.onClose(func(context.Context) error {
 		// Closed by its server already, if that was started.
 		_ = l.Close()
 		return nil
 	})
-	b := boundListener{Listener: l}
-	if config.Secure(u) {
-		if info.Empty() {
-			return b, fmt.Errorf("cannot listen on %s: no certificate is configured", u.String())
-		}
-		if b.tls, err = info.ServerConfig(); err != nil {
-			return b, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
-		}
-		info.ConfigureCRLVerification(b.tls)
+	return l, nil
+}
+
+// serverTLS is the configuration for a URL with TLS.
+func serverTLS(u url.URL, info *etcdtransport.TLSInfo) (*tls.Config, error) {
+	if info.Empty() {
+		return nil, fmt.Errorf("cannot listen on %s: no certificate is configured", u.String())
 	}
-	return b, nil
+	c, err := info.ServerConfig()
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", u.String(), err)
+	}
+	info.ConfigureCRLVerification(c)
+	return c, nil
 }
 
 func plainScheme(scheme string) string {
@@ -68,8 +78,43 @@ func (n *Node) listenAll(urls []url.URL, info *etcdtransport.TLSInfo) ([]boundLi
 	return ls, nil
 }
 
-func (n *Node) listenClients() ([]boundListener, error) {
-	return n.listenAll(n.cfg.ListenClientURLs, &n.cfg.ClientTLS)
+// clientPort is a listener for clients.
+type clientPort struct {
+	net.Listener
+	port gateway.Port
+}
+
+// listenClients binds the clients' listeners, one for each address: an address that is given with
+// and without TLS takes both.
+func (n *Node) listenClients() ([]clientPort, error) {
+	var ports []clientPort
+	at := map[string]int{} // in ports, by address
+	for i, u := range slices.Concat(n.cfg.ListenClientURLs, n.cfg.ListenClientHTTPURLs) {
+		k, bound := at[config.Address(u)]
+		if !bound {
+			l, err := n.bind(u)
+			if err != nil {
+				return nil, err
+			}
+			onlyHTTP := i >= len(n.cfg.ListenClientURLs)
+			k = len(ports)
+			ports = append(ports, clientPort{l, gateway.Port{
+				OnlyHTTP: onlyHTTP, OnlyGRPC: !onlyHTTP && len(n.cfg.ListenClientHTTPURLs) > 0,
+			}})
+			if _, port, err := net.SplitHostPort(u.Host); err != nil || port != "0" {
+				at[config.Address(u)] = k // port 0 is another one each time
+			}
+		}
+		if !config.Secure(u) {
+			ports[k].port.Plain = true
+			continue
+		}
+		var err error
+		if ports[k].port.TLS, err = serverTLS(u, &n.cfg.ClientTLS); err != nil {
+			return nil, err
+		}
+	}
+	return ports, nil
 }
 
 // listenPeers binds the peers' listeners. On TCP etcd's own listener does their handshakes, below

@@ -394,7 +394,7 @@ func (n *Node) clock() {
 }
 
 // serveClients opens the gateway.
-func (n *Node) serveClients(clients []boundListener, pages []boundListener) error {
+func (n *Node) serveClients(clients []clientPort, pages []boundListener) error {
 	cfg := n.cfg
 	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
@@ -427,7 +427,7 @@ func (n *Node) serveClients(clients []boundListener, pages []boundListener) erro
 	})
 	for _, l := range clients {
 		n.wg.Go(func() {
-			if err := gw.Serve(l.Listener, l.tls); err != nil && n.ctx.Err() == nil {
+			if err := gw.Serve(l.Listener, l.port); err != nil && n.ctx.Err() == nil {
 				n.fail(fmt.Errorf("serving clients on %s: %w", l.Addr(), err))
 			}
 		})
