@@ -37,6 +37,7 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.LeaseNotRegistered: rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LeaseSpread:        rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LeaseTermOver:      rpctypes.ErrGRPCLeaderChanged,
+	regionpb.Abandoned:          rpctypes.ErrGRPCTimeout,
 	regionpb.LockLost:           rpctypes.ErrGRPCLeaderChanged,
 	regionpb.Aborted:            rpctypes.ErrGRPCLeaderChanged,
 	regionpb.TooLarge:           rpctypes.ErrGRPCRequestTooLarge,

@@ -50,6 +50,7 @@ func TestErrorTable(t *testing.T) {
 		regionpb.LeaseNotRegistered: {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.LeaseSpread:        {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.LeaseTermOver:      {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.Abandoned:          {codes.Unavailable, "etcdserver: request timed out"},
 	}
 	// Codes are numbered from 1; the first without a name is one beyond the last.
 	last := regionpb.Code(1)

@@ -126,6 +126,12 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 			rest = append(rest, r.queue[i:]...)
 			break
 		}
+		if w.abandoned() {
+			refused = append(refused, func() { w.Reply(nil, regionpb.ErrorOf(regionpb.Abandoned)) })
+			done++
+			sizes += w.size
+			continue
+		}
 		if r.blocked(w) {
 			rest = append(rest, w)
 			if waits++; waits >= lockedMax {
@@ -210,6 +216,16 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		f()
 	}
 	return ok, nil
+}
+
+// abandoned says that nobody waits for the answer any more.
+func (w *Write) abandoned() bool {
+	select {
+	case <-w.Done:
+		return true
+	default:
+		return false
+	}
 }
 
 // beginEvaluation makes the evaluator look at what is applied and in flight now.

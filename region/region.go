@@ -160,6 +160,10 @@ type Write struct {
 	Tokens []regionpb.LeaseToken  // of leases that the region is to be registered for
 	// Cut: evaluate only when complete through it; 0 for none (C-1).
 	Cut pdpb.Cut
+	// Done, if not nil, is closed when nobody waits for the answer any more. A write that is still
+	// queued then is dropped: a queue that stood still must not be executed long after its clients
+	// have given up, in front of those who have not.
+	Done <-chan struct{}
 	// Reply is called exactly once and must not block: by the group's owner, or by Write itself
 	// when the request is refused at once. An error is a *regionpb.Error.
 	Reply func(*pb.TxnResponse, error)

@@ -24,7 +24,7 @@ import (
 //	new [limits=tiny|gather] [shared] [mut=name]   three replicas and an order, all new
 //	lead r= term=        it leads; its opening entry is appended
 //	follow r= term= leader=
-//	write r= [drop]      one transaction per line, then one call of the group
+//	write r= [drop] [gone]     one transaction per line, then one call of the group
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
 //	grant r=             lease 5, to which "lease KEY" of write attaches
 //	endlock r=           the lock of an attempt that ends lease 5
@@ -97,11 +97,15 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		h.follow(arg(d, "term", 0), raftidOf(arg(d, "leader", 0)))
 	case "write":
 		h.log.dropAll = has(d, "drop")
+		done := make(chan struct{})
+		if has(d, "gone") {
+			close(done)
+		}
 		for _, line := range strings.Split(strings.TrimSpace(d.Input), "\n") {
 			s.next++
 			n := s.next
 			txn, cut := parseTxn(line)
-			h.r.Write(&Write{Txn: txn, Cut: pdpb.Cut(cut), Reply: func(resp *pb.TxnResponse, err error) {
+			h.r.Write(&Write{Txn: txn, Cut: pdpb.Cut(cut), Done: done, Reply: func(resp *pb.TxnResponse, err error) {
 				if err != nil {
 					s.printf("  r%d #%d: %v\n", id, n, err)
 				} else {

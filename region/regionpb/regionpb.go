@@ -102,6 +102,8 @@ const (
 	LeaseNotRegistered // Lease is not registered here; Token is for the next try (L3); not executed
 	LeaseSpread        // the lease has keys in other regions, so one region cannot end it; not executed
 	LeaseTermOver      // the term in which a lease's end was decided is over (L5); not executed
+	// Abandoned: whoever asked has gone. Nobody hears it.
+	Abandoned
 )
 
 // Error is an error of a region.
@@ -116,7 +118,7 @@ var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not fou
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
 	"future revision", "not complete", "stopped",
 	"lock lost", "aborted", "too large",
-	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over"}
+	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over", "abandoned"}
 
 // String is the code in words.
 func (c Code) String() string {

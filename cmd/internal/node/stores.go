@@ -128,7 +128,7 @@ var outcomes = sync.Pool{New: func() any { return make(chan outcome, 1) }}
 
 func writeHere(ctx context.Context, r *region.Replica, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	ch := outcomes.Get().(chan outcome)
-	r.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
+	r.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Done: ctx.Done(), Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
 	select {
 	case o := <-ch:
 		outcomes.Put(ch)
@@ -139,7 +139,7 @@ func writeHere(ctx context.Context, r *region.Replica, req *regionpb.WriteReques
 }
 
 // serveWrite takes a write of another store; the answer comes from the group's owner.
-func (s *stores) serveWrite(_ context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
+func (s *stores) serveWrite(ctx context.Context, _ raftid.StoreID, payload []byte, reply func([]byte, error)) {
 	req, err := regionpb.DecodeWriteRequest(payload)
 	if err != nil {
 		reply(nil, err)
@@ -155,7 +155,7 @@ func (s *stores) serveWrite(_ context.Context, _ raftid.StoreID, payload []byte,
 		answer(nil, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 		return
 	}
-	h.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Reply: answer})
+	h.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Done: ctx.Done(), Reply: answer})
 }
 
 // readPatience is how long a replica elsewhere may take before the next one is asked: the first may
