@@ -44,8 +44,10 @@ func (c leaseCluster) KeepAwake(id pdpb.RegionID, on bool) {
 func (n *Node) openLeases() {
 	election := time.Duration(n.cfg.ElectionMs) * time.Millisecond
 	n.leases = leasesvc.NewService(leasesvc.Config{
-		Store: leaseStore{n}, Cluster: leaseCluster{n}, OneByOne: n.cfg.SingleGroup,
-		Options: leasesvc.Options{Extend: election},
+		Store: leaseStore{n}, Cluster: leaseCluster{n},
+		// The record of the committed order is in etcd's terms, where each lease ends at a revision of its own.
+		OneByOne: n.cfg.SingleGroup || n.cfg.CommittedOrder,
+		Options:  leasesvc.Options{Extend: election},
 		// etcd's: one and a half election timeouts, in whole seconds.
 		MinTTL: int64((3*election/2 + time.Second - 1) / time.Second),
 	})
