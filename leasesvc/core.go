@@ -311,6 +311,9 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			c.schedule(l, now)
 		default:
 			checks := l.checks
+			if checks > 0 && checks <= now {
+				checks = now + c.o.RetryAfter // the Checkpoint before is still on its way
+			}
 			c.schedule(l, now)
 			if checks > 0 {
 				// A renewal does not put off what is to be recorded.

@@ -185,3 +185,23 @@ func TestNeverEarly(t *testing.T) {
 		t.Error("a leader that extends nothing was not caught")
 	}
 }
+
+// TestCheckpointOverdue lets a Checkpoint take longer than the interval: the next one waits, and time
+// goes on.
+func TestCheckpointOverdue(t *testing.T) {
+	c := New(Options{CheckpointEvery: time.Minute})
+	c.Lead(7, 1)
+	c.LoadedAll(7, 1)
+	c.Changed(7, 1, &regionpb.LeaseRecord{TTL: 3600}, 0)
+	first := c.Tick(time.Minute, nil)
+	if len(first) != 1 || first[0].Kind != Checkpoint {
+		t.Fatalf("after a minute: %v", first)
+	}
+	if got := c.Tick(3*time.Minute, nil); len(got) != 0 {
+		t.Errorf("while the first is on its way: %v", got)
+	}
+	c.Ended(first[0], 3*time.Minute)
+	if got := c.Tick(4*time.Minute, nil); len(got) != 1 || got[0].Kind != Checkpoint {
+		t.Errorf("after it has ended: %v", got)
+	}
+}
