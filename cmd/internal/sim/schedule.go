@@ -26,6 +26,8 @@ func (w *World) step() {
 	if w.rng.IntN(1000) < a.txns {
 		w.check.startTxn()
 	}
+	w.check.stepClientsOfLeases()
+	w.check.stepEnds()
 	w.check.stepTxns()
 	w.check.stepWatches()
 	first := w.rng.IntN(len(w.stores))
@@ -66,6 +68,9 @@ func (w *World) storeStep(s *store) {
 	w.work(s, 4)
 	if w.chance(2) {
 		w.turnHub(s)
+	}
+	if w.chance(2) {
+		w.stepLeases(s)
 	}
 	if w.rng.IntN(1000) < a.logFlush {
 		n := s.disk.Pending()
@@ -318,6 +323,7 @@ func (w *World) calmRound(round int) {
 		s.disk.Flush(-1)
 		w.work(s, 40)
 		w.turnHub(s)
+		w.stepLeases(s)
 		w.deliverDue()
 		if round%3 == 0 {
 			w.tick(s)
@@ -326,6 +332,7 @@ func (w *World) calmRound(round int) {
 			s.flushEngine()
 		}
 	}
+	w.check.stepEnds()
 	w.check.stepTxns()
 	w.check.stepWatches()
 	w.check.pollReads()
