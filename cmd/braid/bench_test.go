@@ -115,8 +115,9 @@ func TestBenchLoads(t *testing.T) {
 		if got := strings.Join(kinds, " "); got != tc.kinds || total == 0 || len(r.Errors) > 0 || r.Interrupted {
 			t.Errorf("%q: kinds %q, want %q; %d requests, errors %v", tc.args, got, tc.kinds, total, r.Errors)
 		}
-		if tc.args[len(tc.args)-1] == "--count=50" && total != 50 {
-			t.Errorf("%d requests, want 50", total)
+		// What is under way when the measured time begins, one request of each client, may count too.
+		if tc.args[len(tc.args)-1] == "--count=50" && (total < 50 || total > 54) {
+			t.Errorf("%d requests, want 50 and those that were under way", total)
 		}
 	}
 	if b, err := os.ReadFile(picture); err != nil || xml.Unmarshal(b, new(struct{})) != nil {
