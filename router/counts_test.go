@@ -3,6 +3,7 @@ package router_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -16,12 +17,12 @@ import (
 // countedStores notes how often keys are counted.
 type countedStores struct {
 	router.Stores
-	counts int
+	counts atomic.Int64 // regions are read side by side
 }
 
 func (s *countedStores) Read(ctx context.Context, d pdpb.Descriptor, req *regionpb.ReadRequest) (*regionpb.ReadResponse, error) {
 	if req.WantCount {
-		s.counts++
+		s.counts.Add(1)
 	}
 	return s.Stores.Read(ctx, d, req)
 }
@@ -53,11 +54,11 @@ func TestPagesCountOnce(t *testing.T) {
 	for _, end := range []string{"l", "\x00"} {
 		start, rev, left := []byte("k"), int64(0), int64(-1)
 		for more := true; more; {
-			before := s.counts
+			before := s.counts.Load()
 			resp := page(start, []byte(end), rev)
 			if left < 0 {
 				left = resp.Count
-			} else if s.counts != before {
+			} else if s.counts.Load() != before {
 				t.Fatalf("the page from %q was counted", start)
 			}
 			if resp.Count != left {

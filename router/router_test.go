@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -111,9 +112,11 @@ func TestCompactionEdge(t *testing.T) {
 // TestCrossRegion says which transactions are coordinated with locks.
 func TestCrossRegion(t *testing.T) {
 	s := routertest.New("m")
-	locked := false
+	var locked atomic.Bool // parts are prepared side by side
 	s.Fail = func(op string) error {
-		locked = locked || op == "lock"
+		if op == "lock" {
+			locked.Store(true)
+		}
 		return nil
 	}
 	r := router.New(s, s, router.Options{})
@@ -150,12 +153,12 @@ func TestCrossRegion(t *testing.T) {
 		{"only reads, nested", &pb.TxnRequest{Compare: []*pb.Compare{{Key: []byte("a")}}, Success: []*pb.RequestOp{op(&pb.TxnRequest{Success: []*pb.RequestOp{getZ}})}}, false},
 		{"an open range in the last region", &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.DeleteRangeRequest{Key: []byte("m"), RangeEnd: []byte{0}})}}, false},
 	} {
-		locked = false
+		locked.Store(false)
 		if _, err := r.Txn(t.Context(), c.req); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if locked != c.cross {
-			t.Errorf("%s: locks were taken: %v", c.name, locked)
+		if got := locked.Load(); got != c.cross {
+			t.Errorf("%s: locks were taken: %v", c.name, got)
 		}
 	}
 	if _, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("z"), RangeEnd: []byte("a")}); err != nil {

@@ -179,7 +179,9 @@ func TestQueueLimits(t *testing.T) {
 func TestCalls(t *testing.T) {
 	block := make(chan struct{})
 	cancelled := make(chan error, 1)
-	nodes := cluster(t, 2, nil, func(i int, tr *Transport) {
+	// A busy machine must not look like a silent store: calls to one end.
+	patient := func(_ int, c *Config) { c.DownAfter = 10 * time.Second }
+	nodes := cluster(t, 2, patient, func(i int, tr *Transport) {
 		tr.HandleCall(32, func(_ context.Context, from raftid.StoreID, b []byte, reply func([]byte, error)) {
 			if string(b) == "bad" {
 				reply(nil, errors.New("no good"))
