@@ -20,7 +20,7 @@ import (
 func TestPartition(t *testing.T) {
 	net, err := netns.New(nodes)
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("network namespaces cannot be made here: %v", err)
 	}
 	defer func() {
 		if err := net.Close(); err != nil {
