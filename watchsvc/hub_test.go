@@ -219,11 +219,26 @@ func TestHubTinyLimits(t *testing.T) {
 					id := int64(100 + step)
 					start := mvcc.Revision(1 + rnd.IntN(int(l.s.current)+3))
 					c.spans[id], c.next[id] = spans[rnd.IntN(len(spans))], start
-					for c.s.waiting() >= tiny.QueueMax { // Watch waits for room, which nobody else makes here
-						see(c, l.take(c.s))
-					}
-					if err := c.s.Watch(context.Background(), Request{ID: id, Span: c.spans[id], Start: start}); err != nil {
-						t.Fatal(err)
+					// Watch waits while the queue is full, and the hub fills it meanwhile: somebody has to read.
+					added := make(chan error, 1)
+					go func() {
+						added <- c.s.Watch(context.Background(), Request{ID: id, Span: c.spans[id], Start: start})
+					}()
+					for adding := true; adding; {
+						if r, ok, err := c.s.Next(context.Background()); err != nil {
+							t.Fatal(err)
+						} else if ok {
+							see(c, r)
+							continue
+						}
+						select {
+						case err := <-added:
+							if err != nil {
+								t.Fatal(err)
+							}
+							adding = false
+						case <-c.s.Ready():
+						}
 					}
 				}
 				fallthrough
