@@ -11,7 +11,7 @@
 // goroutines. The only state that changes is in the limits and the metrics, both of atomic
 // counters.
 //
-// Auth is registered and answers Unimplemented.
+// Auth is registered and answers Unimplemented, but for Authenticate: it is off.
 package gateway
 
 import (

@@ -99,6 +99,23 @@ func TestClient(t *testing.T) {
 	}
 }
 
+// TestClientWithPassword uses a store without users with a name and a password, as etcd's clients may.
+func TestClientWithPassword(t *testing.T) {
+	f := start(t, nil)
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{f.addr}, Username: "u", Password: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	_, err = c.Authenticate(t.Context(), "u", "p")
+	if !errors.Is(err, rpctypes.ErrAuthNotEnabled) {
+		t.Errorf("authenticate: %v", err)
+	}
+}
+
 // TestStreamEqualsRange merges the chunks of random streams and compares them with ranges.
 func TestStreamEqualsRange(t *testing.T) {
 	f := start(t, patient, "10", "40", "77")
