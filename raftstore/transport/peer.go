@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -47,6 +49,7 @@ type peer struct {
 type address struct {
 	target string
 	secure bool
+	unix   bool
 }
 
 func newPeer(t *Transport, id raftid.StoreID, urls []string) (*peer, error) {
@@ -83,7 +86,7 @@ func parseAddress(s string) (address, error) {
 		if u.Host+u.Path == "" {
 			return address{}, errors.New("no path")
 		}
-		return address{target: "unix:" + u.Host + u.Path, secure: u.Scheme == "unixs"}, nil
+		return address{target: "unix:" + u.Host + u.Path, secure: u.Scheme == "unixs", unix: true}, nil
 	}
 	return address{}, fmt.Errorf("unknown scheme %q", u.Scheme)
 }
@@ -139,7 +142,7 @@ func (p *peer) open(ctx context.Context, method string, attempt int) (grpc.Clien
 	if a.secure {
 		creds = credentials.NewTLS(p.t.cfg.TLS)
 	}
-	conn, err := grpc.NewClient(a.target,
+	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableRetry(), // it would keep a copy of what is sent
 		grpc.WithNoProxy(),
@@ -150,7 +153,14 @@ func (p *peer) open(ctx context.Context, method string, attempt int) (grpc.Clien
 		}),
 		grpc.WithDefaultCallOptions(grpc.CallContentSubtype(codecName),
 			grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
-	)
+	}
+	if local := p.t.cfg.LocalAddr; local.IsValid() && !a.unix {
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0))}
+		opts = append(opts, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", addr)
+		}))
+	}
+	conn, err := grpc.NewClient(a.target, opts...)
 	if err != nil {
 		return nil, nil, err
 	}

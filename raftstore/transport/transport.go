@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,9 @@ type Config struct {
 	Peers map[raftid.StoreID][]string
 	// TLS is what dialing https and unixs peers uses; nil: such peers are an error.
 	TLS *tls.Config
+	// LocalAddr is the address that peers are dialed from over TCP; the zero value leaves the
+	// choice to the system.
+	LocalAddr netip.Addr
 	// QueueBytes (32 MiB) bounds each lane of frames to a peer; CallBytes (64 MiB) the requests
 	// to a peer that are not yet sent, and the replies to one; Calls (16384) the requests of a
 	// peer that are being handled.

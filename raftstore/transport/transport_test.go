@@ -13,6 +13,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -458,6 +459,45 @@ func TestSecure(t *testing.T) {
 	a := start(t, Config{Self: 1, Peers: peers, TLS: cfg}, l1, func(*Transport) {}, grpc.Creds(credentials.NewTLS(cfg)))
 	b := start(t, Config{Self: 2, Peers: peers, TLS: cfg}, l2, func(*Transport) {})
 	eventually(t, "connections", func() bool { return a.Alive(2) && b.Alive(1) })
+}
+
+// callers is a listener that knows where connections come from.
+type callers struct {
+	net.Listener
+	from chan net.Addr
+}
+
+func (l callers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		select {
+		case l.from <- c.RemoteAddr():
+		default:
+		}
+	}
+	return c, err
+}
+
+// TestLocalAddr: peers that compare a caller's address with its certificate see the address that
+// was configured.
+func TestLocalAddr(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := callers{l, make(chan net.Addr, 8)}
+	sock, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := map[raftid.StoreID][]string{1: {"unix://" + sock.Addr().String()}, 2: {"http://" + l.Addr().String()}}
+	local := netip.MustParseAddr("127.0.0.9")
+	a := start(t, Config{Self: 1, Peers: peers, LocalAddr: local}, sock, func(*Transport) {})
+	b := start(t, Config{Self: 2, Peers: peers, LocalAddr: local}, c, func(*Transport) {}) // no hindrance on a socket of another kind
+	eventually(t, "connections", func() bool { return a.Alive(2) && b.Alive(1) })
+	if from, ok := (<-c.from).(*net.TCPAddr); !ok || from.AddrPort().Addr() != local {
+		t.Fatalf("the peer was called from %v, want %s", from, local)
+	}
 }
 
 // FuzzIncoming: bytes from the network do no harm.

@@ -62,6 +62,7 @@ type Config struct {
 	InitialCluster           types.URLsMap // nil: this member alone
 	InitialClusterToken      string
 	InitialClusterState      string
+	FeatureGates             map[string]bool // those that were set; see PeerLocalAddr
 
 	// Regions.
 	SplitKeys   [][]byte // strictly ascending; used by the first start of a new store only

@@ -152,6 +152,40 @@ func TestBooleansThatAreOn(t *testing.T) {
 	}
 }
 
+func TestFeatureGates(t *testing.T) {
+	const on = "--feature-gates=SetMemberLocalAddr=true"
+	peers := "--initial-advertise-peer-urls="
+	for _, tc := range []struct {
+		args []string
+		want string // "" leaves the choice to the system
+	}{
+		{[]string{on}, ""},
+		{[]string{on, peers + "http://127.0.0.1:2380,http://[::1]:2380,http://0.0.0.0:2380,http://host:2380"}, ""},
+		{[]string{on, peers + "http://127.0.0.1:2380,http://192.0.2.7:2380"}, "192.0.2.7"},
+		{[]string{on, peers + "https://[2001:db8::2]:2380"}, "2001:db8::2"},
+		{[]string{peers + "http://192.0.2.7:2380"}, ""},
+		{[]string{"--feature-gates=SetMemberLocalAddr=false", peers + "http://192.0.2.7:2380"}, ""},
+	} {
+		p := parse(t, tc.args)
+		got := ""
+		if a := p.Config.PeerLocalAddr(); a.IsValid() {
+			got = a.String()
+		}
+		if got != tc.want || len(p.Notices) != 0 {
+			t.Errorf("%v: peers are dialed from %q, want %q; notices %v", tc.args, got, tc.want, p.Notices)
+		}
+	}
+	p := parse(t, []string{"--feature-gates=CompactHashCheck=true, SetMemberLocalAddr=true"})
+	if len(p.Notices) != 1 || !strings.Contains(p.Notices[0].Text, "CompactHashCheck") || strings.Contains(p.Notices[0].Text, "Local") {
+		t.Errorf("notices %v, want one about CompactHashCheck", p.Notices)
+	}
+	for _, bad := range []string{"SetMemberLocalAddr", "SetMemberLocalAddr=2", "Unknown=true"} {
+		if _, err := Parse([]string{"--feature-gates=" + bad}, nil); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
+}
+
 // TestTable checks every row: names are unique, defaults parse, what is read back reads in again,
 // and inert and later rows say why.
 func TestTable(t *testing.T) {

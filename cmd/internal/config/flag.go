@@ -56,6 +56,8 @@ type Flag struct {
 	also []string
 	// choices are the only values that a flag without effect accepts; empty: any of its kind.
 	choices []string
+	// note says what the user has to know about a value, "" for nothing; may be nil.
+	note func(v string) string
 	// hidden flags are for tests and left out of the help text.
 	hidden bool
 	value  value // nil for flags that Parse handles itself and for those without effect

@@ -207,6 +207,11 @@ func (p *Parsed) apply(c *Config, f *Flag, v string) error {
 	if f.Fate == Inert {
 		p.warn("flag is accepted but has no effect: "+f.Why, zap.String("flag", f.Name), zap.String("value", v))
 	}
+	if f.note != nil {
+		if text := f.note(v); text != "" {
+			p.warn(text, zap.String("flag", f.Name), zap.String("value", v))
+		}
+	}
 	return nil
 }
 
@@ -273,8 +278,8 @@ func Usage() string {
 	heading := map[string]string{
 		"name": "Member:", "initial-advertise-peer-urls": "Clustering:", "region-split-keys": "Regions:",
 		"cert-file": "Security:", "logger": "Logging:", "enable-pprof": "Serving:",
-		"quota-backend-bytes": "Refused until built (other values than the default):",
-		"feature-gates":       "Accepted for etcd's sake, without effect:", "config-file": "Other:",
+		"quota-backend-bytes":    "Refused until built (other values than the default):",
+		"warning-apply-duration": "Accepted for etcd's sake, without effect:", "config-file": "Other:",
 	}
 	for i := range Table {
 		f := &Table[i]

@@ -84,6 +84,9 @@ var Table = []Flag{
 	{Name: "initial-cluster-token", Default: "etcd-cluster", Usage: "Token that tells clusters with equal URLs apart.",
 		value: text(func(c *Config) *string { return &c.InitialClusterToken })},
 
+	{Name: "feature-gates", Usage: "NAME=BOOL[,NAME=BOOL...] of etcd's feature gates. SetMemberLocalAddr makes peers be dialed from the first advertised peer address that is no loopback; the others have no effect.",
+		note: idleGateNote, value: field[map[string]bool]{func(c *Config) *map[string]bool { return &c.FeatureGates }, featureGates, formatGates}},
+
 	// Regions: our own flags.
 	{Name: "region-split-keys", Kind: List, Usage: `Keys at which a new store is split into regions: KEY[,KEY...]; 0x... is hexadecimal, \xNN a byte, \, a comma. Ignored by a store that exists.`,
 		value: splitKeys(func(c *Config) *[][]byte { return &c.SplitKeys })},
@@ -194,7 +197,6 @@ var Table = []Flag{
 	{Name: "enable-distributed-tracing", Kind: Bool, Default: "false", Fate: Later, Why: "tracing is not built yet", Usage: "Enable tracing with OpenTelemetry."},
 
 	// Accepted without effect.
-	{Name: "feature-gates", Fate: Inert, Why: "etcd's feature gates switch parts that do not exist here", Usage: "NAME=BOOL pairs."},
 	{Name: "warning-apply-duration", Kind: Duration, Default: "100ms", Fate: Inert, Why: "applying is not timed per request; see the metrics",
 		Usage: "Time after which an apply is reported as slow."},
 	{Name: "strict-reconfig-check", Kind: Bool, Default: "true", Fate: Inert, Why: whyMembers, Usage: "Reject reconfigurations that would lose quorum."},

@@ -30,7 +30,7 @@ func (n *Node) openNetwork(peers []boundListener) error {
 		}
 	}
 	t, err := transport.New(transport.Config{
-		Self: n.self, ClusterID: n.cfg.ClusterID(), Peers: urls, TLS: dial, Logger: n.log, Metrics: n.metrics.transport(),
+		Self: n.self, ClusterID: n.cfg.ClusterID(), Peers: urls, TLS: dial, LocalAddr: n.cfg.PeerLocalAddr(), Logger: n.log, Metrics: n.metrics.transport(),
 		// A store that numbers its entries itself must not vote with one that waits for cuts (A16).
 		Terms: n.mode().String() + " mode",
 		Fresh: n.fresh.Load, Admit: n.admit, Refused: n.refusals.note,
