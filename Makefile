@@ -32,7 +32,7 @@ test: ## every unit, rule and process test
 	$(GO) test -timeout 10m ./...
 
 race: ## the same with the race detector
-	$(GO) test -race -timeout 12m $(RACE_PKGS)
+	$(GO) test -race -timeout 20m $(RACE_PKGS)
 
 # How much the simulator runs: SEEDS from SEED on, STEPS each; ranges of seeds can run side by side.
 SEED  ?= 1

@@ -40,8 +40,9 @@ func TestMain(m *testing.M) {
 				return nil, ctx.Err()
 			}
 			n := &idleNode{done: make(chan error, 1)}
-			if how == "fails" {
+			if how == "fails" || how == "fails and hangs" {
 				n.done <- errors.New("wal: sync failed: input/output error")
+				n.hangs = how != "fails"
 			}
 			return n, nil
 		}
@@ -49,10 +50,19 @@ func TestMain(m *testing.M) {
 	}
 }
 
-type idleNode struct{ done chan error }
+type idleNode struct {
+	done  chan error
+	hangs bool // Stop does not return
+}
 
-func (n *idleNode) Done() <-chan error         { return n.done }
-func (n *idleNode) Stop(context.Context) error { return nil }
+func (n *idleNode) Done() <-chan error { return n.done }
+
+func (n *idleNode) Stop(context.Context) error {
+	if n.hangs {
+		select {}
+	}
+	return nil
+}
 
 // program runs the test binary as braid.
 func program(t *testing.T, how string, args ...string) *exec.Cmd {
@@ -100,6 +110,7 @@ func TestExitStatus(t *testing.T) {
 		{"idle", "--log-outputs=" + file + "/x", 1, "", "braid: --log-outputs: "},
 		{"in use", "", 1, "", "address already in use; another process uses the port"},
 		{"fails", "", 1, "", "braid: wal: sync failed: input/output error"},
+		{"fails and hangs", "", 1, "", "input/output error; stop: not done after 4s"},
 	} {
 		cmd := program(t, tc.how, strings.Fields(tc.args)...)
 		if tc.args == "" {

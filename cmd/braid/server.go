@@ -29,6 +29,10 @@ import (
 // depends on a clean stop.
 const stopTimeout = 10 * time.Second
 
+// failedStopTimeout bounds the stop of a node that has failed: whoever waits for its engine may
+// wait for ever, as Pebble repeats a flush that fails.
+const failedStopTimeout = 3 * time.Second
+
 // impatience is how long after the first signal another one means "do not wait". Sooner it is an
 // echo: supervisors signal a process and then its whole group.
 const impatience = time.Second
@@ -115,7 +119,7 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 		lg.Info("received signal; shutting down", zap.String("signal", sig.String()))
 		cancel()
 		if st := <-startc; st.err == nil {
-			return sig, stop(st.s, lg, signals)
+			return sig, stop(st.s, lg, signals, stopTimeout)
 		}
 		return sig, nil
 	case st := <-startc:
@@ -130,17 +134,23 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 		if err == nil {
 			err = errors.New("the node stopped by itself")
 		}
-		return nil, errors.Join(err, stop(s, lg, signals))
+		if serr := stop(s, lg, signals, failedStopTimeout); serr != nil {
+			err = fmt.Errorf("%w; %w", err, serr)
+		}
+		return nil, err
 	case sig := <-signals:
 		lg.Info("received signal; shutting down", zap.String("signal", sig.String()))
-		return sig, stop(s, lg, signals)
+		return sig, stop(s, lg, signals, stopTimeout)
 	}
 }
 
-// stop stops the node; a second signal ends the wait.
-func stop(s server, lg *zap.Logger, signals <-chan os.Signal) error {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+// stop stops the node; a second signal ends the wait, and so does the end of its time.
+func stop(s server, lg *zap.Logger, signals <-chan os.Signal, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+	// Who respects ctx needs a moment after it.
+	over := time.NewTimer(timeout + time.Second)
+	defer over.Stop()
 	done := make(chan error, 1)
 	go func() { done <- s.Stop(ctx) }()
 	begin := time.Now()
@@ -156,6 +166,8 @@ func stop(s server, lg *zap.Logger, signals <-chan os.Signal) error {
 			if time.Since(begin) >= impatience {
 				return fmt.Errorf("stop: cut short by a second signal (%s)", sig)
 			}
+		case <-over.C:
+			return fmt.Errorf("stop: not done after %v; the process ends without it", time.Since(begin).Round(time.Second))
 		}
 	}
 }
