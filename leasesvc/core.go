@@ -49,7 +49,8 @@ type Core struct {
 	queue  queue
 	ending int
 	// Mutants for tests.
-	NoExtend bool // a new leader adds nothing
+	NoExtend    bool // a new leader adds nothing
+	RenewEnding bool // renewals do not wait for an end that has begun
 }
 
 // home is a region that is led here, with the leases recorded in it.
@@ -244,7 +245,7 @@ func (c *Core) Renew(region pdpb.RegionID, id int64, now time.Duration) (out Out
 		return Wait, 0, forget
 	case l == nil:
 		return Unknown, 0, forget
-	case l.state == ending || l.recording || now >= l.deadline:
+	case !c.RenewEnding && (l.state == ending || now >= l.deadline) || l.recording:
 		return Wait, 0, forget
 	case l.recorded > 0:
 		return Renewed, 0, Action{Kind: Checkpoint, Region: region, Term: h.term, ID: id}

@@ -32,6 +32,9 @@ type leaseState struct {
 	// registered here.
 	tokens  []regionpb.LeaseToken
 	missing bool
+
+	// Test hooks, see Mutants.
+	oneSpan, attachFirst bool
 }
 
 // leasesAskedMax bounds the tokens that are given out; when it is reached, all are taken back and
@@ -73,6 +76,7 @@ func (s *leaseState) valid(lease int64) bool {
 // evaluate runs one write of the queue.
 func (r *Replica) evaluate(c *command, w *Write) (verdict, error) {
 	r.ev.leases.tokens, r.ev.leases.missing = w.Tokens, false
+	r.ev.leases.oneSpan, r.ev.leases.attachFirst = r.cfg.Mutants.LeaseOneSpan, r.cfg.Mutants.LeaseAttachFirst
 	if w.Lease != nil {
 		return r.ev.runLease(c, w.Lease)
 	}
@@ -124,6 +128,9 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 	}
 	k := regionpb.RegisteredKey(e.span.Start, id)
 	if len(e.record(k)) > 0 || e.err != nil {
+		return nil
+	}
+	if e.leases.attachFirst {
 		return nil
 	}
 	if !e.leases.valid(id) {
@@ -194,7 +201,7 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 		if !slices.ContainsFunc(rec.Spans, func(s mvcc.Span) bool { return s.Covers(l.Span) }) {
 			spans := []mvcc.Span{l.Span}
 			for _, s := range rec.Spans {
-				if !l.Span.Covers(s) {
+				if !l.Span.Covers(s) && !e.leases.oneSpan {
 					spans = append(spans, s)
 				}
 			}

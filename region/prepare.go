@@ -154,7 +154,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	}
 	for _, l := range r.locks.grant(r.ev.withKeys, r.busy) {
 		for i := range l.spans {
-			if l.spans[i].Exclusive {
+			if l.spans[i].Exclusive && !r.cfg.Mutants.LeaseTokensStay {
 				r.ev.leases.revokeToken(l.spans[i].Lease)
 			}
 		}
@@ -255,6 +255,9 @@ func (r *Replica) blocked(w *Write) bool {
 		n = 0
 	}
 	spans := w.spans()
+	if r.cfg.Mutants.LeaseNoLock && w.Txn != nil {
+		spans = slices.DeleteFunc(slices.Clone(spans), func(s regionpb.LockSpan) bool { return s.Lease != 0 })
+	}
 	if w.Lease != nil && w.Lease.Op == regionpb.LeaseRevoke {
 		// Which keys it deletes may change while it waits.
 		spans = r.ev.withKeys(spans)

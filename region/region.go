@@ -125,23 +125,27 @@ type Observer struct {
 // Mutants drop one rule each, on purpose, so that tests can show that its absence is noticed.
 // The zero value drops none.
 type Mutants struct {
-	EvalEarly       bool // E2: evaluate before the entry that opens the term is applied
-	Forward         bool // E1: propose at the next call instead of in one step, and take entries meant for another place
-	CommitFromItem  bool // O1: apply an item by its index alone
-	SealUncommitted bool // P4: report seals that are not committed
-	FromIdx         bool // P2: the report begins at the applied index instead of the last item's up-to
-	SealPing        bool // O2: entries that only seal are reported and ordered
-	LRevision       bool // S1: complete when the mark's revision reaches the wanted one, whatever its cut
-	NoFence         bool // F2: entries with a lower stamp are applied
-	SnapNoCum       bool // D1: snapshots do not carry the cumulative count
-	NoLockCheck     bool // T1: prepare without the lock
-	SnapNoPrepared  bool // D1: snapshots do not carry what is prepared
-	FenceKeepsLocks bool // F3: a raised fence leaves locks that are not prepared
-	DecisionsFirst  bool // P3: decisions take effect before the entries of their item
-	SnapFloorLate   bool // C1: readers hear of a snapshot's floor after they see its state
-	LocalOrdinals   bool // R1: each region numbers its events of a transaction by itself
-	FactsAsLevel    bool // P2: every report lists what is prepared
-	TruncApplied    bool // D6: truncate to the applied position instead of the flushed one
+	EvalEarly        bool // E2: evaluate before the entry that opens the term is applied
+	Forward          bool // E1: propose at the next call instead of in one step, and take entries meant for another place
+	CommitFromItem   bool // O1: apply an item by its index alone
+	SealUncommitted  bool // P4: report seals that are not committed
+	FromIdx          bool // P2: the report begins at the applied index instead of the last item's up-to
+	SealPing         bool // O2: entries that only seal are reported and ordered
+	LRevision        bool // S1: complete when the mark's revision reaches the wanted one, whatever its cut
+	NoFence          bool // F2: entries with a lower stamp are applied
+	SnapNoCum        bool // D1: snapshots do not carry the cumulative count
+	NoLockCheck      bool // T1: prepare without the lock
+	SnapNoPrepared   bool // D1: snapshots do not carry what is prepared
+	FenceKeepsLocks  bool // F3: a raised fence leaves locks that are not prepared
+	DecisionsFirst   bool // P3: decisions take effect before the entries of their item
+	SnapFloorLate    bool // C1: readers hear of a snapshot's floor after they see its state
+	LocalOrdinals    bool // R1: each region numbers its events of a transaction by itself
+	FactsAsLevel     bool // P2: every report lists what is prepared
+	LeaseOneSpan     bool // L1: a record names only the region that registered last
+	LeaseNoLock      bool // L2: puts do not lock their leases
+	LeaseTokensStay  bool // L3: an end that locks a lease does not take tokens back
+	LeaseAttachFirst bool // L3: keys are attached before the region is registered
+	TruncApplied     bool // D6: truncate to the applied position instead of the flushed one
 	// StoreMark replaces S2's mark per region by one for the store: the newest of any region.
 	StoreMark func() pdpb.Mark
 }

@@ -27,13 +27,14 @@ type aim struct {
 	checkpoint uint64
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
+	leases     int  // of 1,000 steps
 	window     int  // bytes of events that a store keeps for its watches
 }
 
 var plain = aim{
 	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
 	ops: 220, reads: 60, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
-	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, window: 16 << 10,
+	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, window: 16 << 10,
 }
 
 func vary(f func(*aim)) aim {
@@ -43,7 +44,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -87,6 +88,10 @@ var aims = map[string]aim{
 	// Many watches that come, go and move, compactions and snapshots under them, little memory.
 	"watch": vary(func(a *aim) {
 		a.watches, a.window, a.compact, a.flush, a.crash, a.installs, a.loss = 200, 4<<10, 60, 90, 40, 8, 40
+	}),
+	// Leases whose time is kept by leaders that come and go.
+	"leases": vary(func(a *aim) {
+		a.leases, a.transfer, a.partition, a.stopClock, a.crash, a.ops, a.txns = 150, 80, 60, 0, 30, 250, 60
 	}),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),

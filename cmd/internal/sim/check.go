@@ -55,6 +55,7 @@ type checker struct {
 	nextValue int
 	txns      txnState
 	watches   watchState
+	leases    leaseState
 }
 
 type place struct {
@@ -87,7 +88,7 @@ type cutRecord struct {
 func newChecker(w *World) *checker {
 	return &checker{w: w, entries: map[place]*appliedEntry{}, items: map[itemKey]pdpb.Item{}, newest: map[pdpb.RegionID][]pdpb.Item{},
 		cuts: map[pdpb.Cut]cutRecord{}, writes: map[mvcc.Revision]*appliedEntry{}, effects: map[mvcc.Revision][]regionpb.Effect{},
-		lastRev: map[int]mvcc.Revision{}, seen: map[sight]mvcc.Revision{}, txns: newTxnState(), ackFloor: order.NoFloor, mark: pdpb.Mark{Rev: 1, Floor: order.NoFloor}}
+		lastRev: map[int]mvcc.Revision{}, seen: map[sight]mvcc.Revision{}, txns: newTxnState(), leases: leaseState{byID: map[int64]*lease{}}, ackFloor: order.NoFloor, mark: pdpb.Mark{Rev: 1, Floor: order.NoFloor}}
 }
 
 // cutApplied is told each entry of pd's log by each member.
@@ -175,6 +176,7 @@ func (c *checker) applied(s *store, id pdpb.RegionID, index, term uint64, it *pd
 	for i := range e.Commands {
 		fx := e.Commands[i].Effects
 		if len(fx) == 0 {
+			c.leaseRecorded(e.Commands[i].Records, rev, false)
 			continue
 		}
 		rev++
@@ -184,6 +186,7 @@ func (c *checker) applied(s *store, id pdpb.RegionID, index, term uint64, it *pd
 		}
 		c.writes[rev] = a
 		c.effects[rev] = cloneEffects(fx)
+		c.leaseRecorded(e.Commands[i].Records, rev, true)
 	}
 }
 

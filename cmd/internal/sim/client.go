@@ -24,6 +24,7 @@ type op struct {
 	store   int
 	sentRev mvcc.Revision // acknowledged before it was sent
 	fence   pdpb.Fence    // likewise
+	tokens  []regionpb.LeaseToken
 	done    bool
 	resp    *pb.TxnResponse
 	err     error
@@ -48,6 +49,13 @@ func (c *checker) clientOps(n int) {
 		c.nextValue++
 		o := &op{id: len(c.ops), key: k, store: s.i, sentRev: c.maxAcked, fence: c.ackFence, value: fmt.Appendf(nil, "v%d", c.nextValue)}
 		o.txn = c.randomTxn(o)
+		if l := c.liveLease(); l != nil && w.chance(2) {
+			for _, x := range o.txn.Success {
+				if p := x.GetRequestPut(); p != nil {
+					p.Lease = l.id
+				}
+			}
+		}
 		c.ops = append(c.ops, o)
 		c.open = append(c.open, o)
 		w.stats.Ops++
@@ -126,6 +134,11 @@ func (c *checker) randomTxn(o *op) *pb.TxnRequest {
 func (c *checker) answer(id pdpb.RegionID, o *op, resp *pb.TxnResponse, err error) {
 	if o.done {
 		c.w.fail("op %d was answered twice", o.id)
+		return
+	}
+	var nr *regionpb.Error
+	if errors.As(err, &nr) && nr.Code == regionpb.LeaseNotRegistered && len(o.tokens) == 0 {
+		c.register(id, o, nr.Token)
 		return
 	}
 	o.done, o.resp, o.err = true, resp, err

@@ -62,7 +62,7 @@ func print(r *pb.TxnResponse) string {
 		if x == nil {
 			return "nil"
 		}
-		return fmt.Sprintf("%s=%s c%d m%d v%d", x.Key, x.Value, x.CreateRevision, x.ModRevision, x.Version)
+		return fmt.Sprintf("%s=%s c%d m%d v%d l%d", x.Key, x.Value, x.CreateRevision, x.ModRevision, x.Version, x.Lease)
 	}
 	for _, op := range r.Responses {
 		switch x := op.Response.(type) {
@@ -126,7 +126,7 @@ func (e *expectation) txn(t *pb.TxnRequest) (*pb.TxnResponse, error) {
 			k := x.RequestPut.Key
 			old := e.get(k)
 			r := &pb.PutResponse{PrevKv: asKV(k, old)}
-			now := kv{value: x.RequestPut.Value, create: old.create, mod: int64(e.rev), version: old.version + 1}
+			now := kv{value: x.RequestPut.Value, create: old.create, mod: int64(e.rev), version: old.version + 1, lease: x.RequestPut.Lease}
 			if old.version == 0 {
 				now.create = int64(e.rev)
 			}
@@ -175,5 +175,5 @@ func asKV(k []byte, v kv) *mvccpb.KeyValue {
 	if v.version == 0 {
 		return nil
 	}
-	return &mvccpb.KeyValue{Key: k, Value: v.value, CreateRevision: v.create, ModRevision: v.mod, Version: v.version}
+	return &mvccpb.KeyValue{Key: k, Value: v.value, CreateRevision: v.create, ModRevision: v.mod, Version: v.version, Lease: v.lease}
 }

@@ -22,6 +22,10 @@ type mutants struct {
 	noReset       bool
 	noIndex       bool
 	removeFirst   bool
+	noExtend      bool
+	renewEnding   bool
+	anyTerm       bool
+	noReread      bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -96,6 +100,18 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.noIndex = true }},
 	{"removefirst", "C1", "watch", []string{"I4", "I7"},
 		func(m *mutants) { m.removeFirst = true }},
+	{"leaseonespan", "L1", "leases", []string{"L2"},
+		func(m *mutants) { m.region.LeaseOneSpan = true }},
+	{"leasenolock", "L2", "leases", []string{"L2"},
+		func(m *mutants) { m.region.LeaseNoLock = true }},
+	{"leasenoreread", "L2", "leases", []string{"L2"},
+		func(m *mutants) { m.noReread = true }},
+	{"leasetokens", "L3", "leases", []string{"L2"},
+		func(m *mutants) { m.region.LeaseTokensStay = true }},
+	{"leaseattachfirst", "L3", "leases", []string{"L2"},
+		func(m *mutants) { m.region.LeaseAttachFirst = true }},
+	{"leaserenewending", "L5", "leases", []string{"L5"},
+		func(m *mutants) { m.renewEnding = true }},
 }
 
 func mutantByName(name string) (mutants, bool) {

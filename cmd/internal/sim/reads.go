@@ -12,6 +12,7 @@ import (
 type kv struct {
 	value                []byte
 	create, mod, version int64
+	lease                int64
 }
 
 // page is what a read found of a region.
@@ -158,7 +159,7 @@ func (c *checker) checkComplete(r *read, s *store, g *group) {
 func pageOf(resp *regionpb.ReadResponse) page {
 	p := page{}
 	for _, x := range resp.KVs {
-		p[string(x.Key)] = kv{x.Value, x.CreateRevision, x.ModRevision, x.Version}
+		p[string(x.Key)] = kv{x.Value, x.CreateRevision, x.ModRevision, x.Version, x.Lease}
 	}
 	return p
 }

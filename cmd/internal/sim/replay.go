@@ -56,6 +56,10 @@ func (c *checker) final() {
 			return
 		}
 	}
+	if err := c.checkLeases(h); err != nil {
+		c.w.fail("%v", err)
+		return
+	}
 	if err := c.checkTxns(h); err != nil {
 		c.w.fail("%v", err)
 		return
@@ -103,6 +107,9 @@ func (c *checker) replay() history {
 			f := &fx[i]
 			k := string(f.Key)
 			before := h.at(f.Key, rev)
+			if before.lease != 0 && before.lease != f.Lease && f.Detach != before.lease {
+				c.w.fail("revision %d moves %s from lease %d and says that it was %d", rev, k, before.lease, f.Detach)
+			}
 			if f.Delete {
 				if before.version == 0 {
 					c.w.fail("revision %d deletes %s, which is not there", rev, k)
@@ -110,7 +117,7 @@ func (c *checker) replay() history {
 				h[k] = append(h[k], version{rev: rev})
 				continue
 			}
-			now := kv{value: f.Value, create: before.create, mod: int64(rev), version: before.version + 1}
+			now := kv{value: f.Value, create: before.create, mod: int64(rev), version: before.version + 1, lease: f.Lease}
 			if before.version == 0 {
 				now.create = int64(rev)
 			}
@@ -127,7 +134,7 @@ func (c *checker) replay() history {
 }
 
 func same(a, b kv) bool {
-	return bytes.Equal(a.value, b.value) && a.create == b.create && a.mod == b.mod && a.version == b.version
+	return bytes.Equal(a.value, b.value) && a.create == b.create && a.mod == b.mod && a.version == b.version && a.lease == b.lease
 }
 
 // checkEngine compares a store's versions with the replay. Those that a collection may have
@@ -148,7 +155,7 @@ func (c *checker) checkEngine(h history, s *store) error {
 			}
 			m[v.Mod] = kv{}
 			if !v.Tombstone() {
-				m[v.Mod] = kv{v.Value, int64(v.Create), int64(v.Mod), v.Version}
+				m[v.Mod] = kv{v.Value, int64(v.Create), int64(v.Mod), v.Version, v.Lease}
 			}
 		}
 		for k := i * keysPerRegion; k < (i+1)*keysPerRegion; k++ {

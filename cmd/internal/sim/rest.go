@@ -21,6 +21,9 @@ func (c *checker) unrest() string {
 	if n := len(c.txns.live); n > 0 {
 		return fmt.Sprintf("%d transactions over several regions are under way, the first is %d: %v", n, c.txns.live[0].id, c.txns.live[0].todo)
 	}
+	if why := c.restLeases(); why != "" {
+		return why
+	}
 	for _, r := range c.pending {
 		return fmt.Sprintf("read %d at %v waits", r.id, r.point)
 	}

@@ -26,6 +26,8 @@ func (w *World) step() {
 	if w.rng.IntN(1000) < a.txns {
 		w.check.startTxn()
 	}
+	w.check.stepClientsOfLeases()
+	w.check.stepEnds()
 	w.check.stepTxns()
 	w.check.stepWatches()
 	first := w.rng.IntN(len(w.stores))
@@ -66,6 +68,9 @@ func (w *World) storeStep(s *store) {
 	w.work(s, 4)
 	if w.chance(2) {
 		w.turnHub(s)
+	}
+	if w.chance(2) {
+		w.stepLeases(s)
 	}
 	if w.rng.IntN(1000) < a.logFlush {
 		n := s.disk.Pending()
@@ -272,9 +277,13 @@ func (w *World) work(s *store, n int) {
 	}
 }
 
+// healRounds is how long a healed cluster may take to come to rest, of which most is for leases:
+// nobody renews, so they end by themselves, each after what it was granted and what a new leader
+// added, and what comes with that has to be ordered and sealed.
+const healRounds = 900 + int((leaseTTLMax*time.Second+leaseExtend)/leaseRate/time.Millisecond)
+
 // heal ends all faults and lets the cluster come to rest.
 func (w *World) heal() {
-	const rounds = 900
 	if w.err != nil {
 		return
 	}
@@ -285,7 +294,7 @@ func (w *World) heal() {
 	}
 	w.event("healing")
 	var why string
-	for round := range rounds {
+	for round := range healRounds {
 		for _, s := range w.stores {
 			if !s.up {
 				w.restart(s)
@@ -302,7 +311,7 @@ func (w *World) heal() {
 			}
 		}
 	}
-	w.fail("LIVENESS: after %d rounds of healing %s", rounds, why)
+	w.fail("LIVENESS: after %d rounds of healing %s", healRounds, why)
 }
 
 // calmRound is a round in which everything works.
@@ -318,6 +327,7 @@ func (w *World) calmRound(round int) {
 		s.disk.Flush(-1)
 		w.work(s, 40)
 		w.turnHub(s)
+		w.stepLeases(s)
 		w.deliverDue()
 		if round%3 == 0 {
 			w.tick(s)
@@ -326,6 +336,7 @@ func (w *World) calmRound(round int) {
 			s.flushEngine()
 		}
 	}
+	w.check.stepEnds()
 	w.check.stepTxns()
 	w.check.stepWatches()
 	w.check.pollReads()

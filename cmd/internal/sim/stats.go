@@ -18,6 +18,8 @@ type Stats struct {
 	Watches, WatchEvents, WatchMoves, Histories     int
 	Progress, ProgressAsked, WatchesCompacted       int
 	Revisions                                       int
+	Grants, Renewals, Revokes, Expiries             int
+	Registrations, LeaseEnds, SpreadEnds, Looks     int
 }
 
 func (s *Stats) fields() []*int {
@@ -29,6 +31,7 @@ func (s *Stats) fields() []*int {
 		&s.Reads, &s.Served, &s.Serializable, &s.Compacted,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
 		&s.Watches, &s.WatchEvents, &s.WatchMoves, &s.Histories, &s.WatchesCompacted, &s.ProgressAsked, &s.Progress,
+		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.Looks,
 	}
 }
 
@@ -39,7 +42,8 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| ops acked unknown refused void deferred
 	| reads served serializable compacted
 	| cuts items fences compactions collections removed txns commits aborts revisions
-	| watches events moves histories compacted progress-asked progress`)
+	| watches events moves histories compacted progress-asked progress
+	| grants renewals revokes expiries registrations ends spread-ends looks`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

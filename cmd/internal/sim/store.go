@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/raft/v3/raftpb"
 
+	"braid/leasesvc"
 	"braid/mvcc"
 	"braid/pd"
 	"braid/pd/order"
@@ -46,6 +47,10 @@ type store struct {
 	todo      []*group      // room for work
 	ackFloor  mvcc.Revision // of compactions acknowledged by this store in this life
 	doomed    int           // the step in which it crashes, 0 for none
+
+	leases *leasesvc.Core
+	loads  []*leaseLoad
+	origin time.Duration // of its time of leases
 }
 
 // group is a raft group with what reached it since its last turn.
@@ -78,6 +83,7 @@ func (s *store) start() error {
 	s.collected = map[pdpb.RegionID]mvcc.Revision{}
 	s.doomed, s.ackFloor = 0, order.NoFloor
 	s.openHub()
+	s.openLeases()
 	members := make([]raftid.StoreID, len(s.w.stores))
 	for i := range members {
 		members[i] = storeID(i)
@@ -214,6 +220,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 		Mutants: mut,
 	}
 	attach := s.feedHub(&cfg)
+	s.feedLeases(&cfg)
 	if g.replica, err = region.NewReplica(cfg); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type crossTxn struct {
 	keys    []int
 	writes  []bool // of keys
 	value   []byte
+	lease   int64 // that its keys are attached to
 	parts   []txnPart
 	sentRev mvcc.Revision
 	fence   pdpb.Fence
@@ -43,8 +44,9 @@ type crossTxn struct {
 }
 
 type txnPart struct {
-	region int
-	keys   []int // indexes of crossTxn.keys
+	region     int
+	keys       []int // indexes of crossTxn.keys
+	attachable bool
 }
 
 // txnCall is a call to a replica that has not come back.
@@ -60,6 +62,7 @@ type decided struct {
 	d           pdpb.Decision
 	cut         pdpb.Cut
 	index, term uint64
+	took        bool // a revision
 }
 
 // partKey names a region's part in an attempt.
@@ -77,6 +80,7 @@ type txnState struct {
 	prepared map[partKey]*appliedEntry
 	ended    map[partKey]pdpb.Decision
 	effects  map[mvcc.Revision]map[int64]regionpb.Effect // by ordinal
+	attempts pdpb.AttemptID                              // the last one
 }
 
 func newTxnState() txnState {
@@ -98,7 +102,7 @@ func (c *checker) startTxn() {
 		return
 	}
 	t := &crossTxn{id: len(c.txns.all), store: s.i, life: s.life, sentRev: c.maxAcked, fence: c.ackFence, got: map[int]kv{}}
-	t.attempt = pdpb.AttemptID(t.id + 1)
+	t.attempt = c.newAttempt()
 	t.value = fmt.Appendf(nil, "t%d", t.attempt)
 	for range 2 + w.rng.IntN(2) {
 		r := w.rng.IntN(w.cfg.Regions)
@@ -125,6 +129,9 @@ func (c *checker) startTxn() {
 	}
 	if len(t.parts) < 2 {
 		return
+	}
+	if l := c.liveLease(); l != nil && w.chance(2) {
+		t.lease = l.id
 	}
 	t.c = txn.New(len(t.parts))
 	t.c.SkipReaders = w.mut.skipReaders
@@ -218,6 +225,9 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 		for _, i := range p.keys {
 			l.Spans = append(l.Spans, regionpb.LockSpan{Span: mvcc.Key(key(t.keys[i])), Exclusive: t.writes[i]})
 		}
+		if t.lease != 0 && c.partWrites(t, do.Part) {
+			l.Spans = append(l.Spans, regionpb.LockSpan{Lease: t.lease}) // L2
+		}
 		r.Lock(l)
 	case txn.Prepare:
 		end := func(rev mvcc.Revision, err error) {
@@ -252,7 +262,10 @@ func (c *checker) effectsOfPart(t *crossTxn, part int) (fx []regionpb.Effect, su
 			continue
 		}
 		if k/keysPerRegion == t.parts[part].region {
-			f := regionpb.Effect{Key: key(k), Value: t.value, Version: t.got[k].version + 1, CreateKind: regionpb.CreateNew}
+			f := regionpb.Effect{Key: key(k), Value: t.value, Version: t.got[k].version + 1, CreateKind: regionpb.CreateNew, Lease: t.lease}
+			if t.got[k].lease != t.lease {
+				f.Detach = t.got[k].lease
+			}
 			if t.got[k].version > 0 {
 				f.CreateKind, f.Create = regionpb.CreateKnown, mvcc.Revision(t.got[k].create)
 			}
@@ -288,7 +301,7 @@ func (c *checker) readTxn(t *crossTxn) {
 			return
 		}
 	}
-	if len(t.got) < len(t.keys) {
+	if len(t.got) < len(t.keys) || !c.attachable(t) {
 		return
 	}
 	t.pointed, t.evaluated = false, c.mark.Fence
@@ -297,6 +310,38 @@ func (c *checker) readTxn(t *crossTxn) {
 		writes[i] = c.partWrites(t, i)
 	}
 	t.todo = append(t.todo, t.c.Evaluated(writes, nil)...)
+}
+
+// attachable looks under the locks whether every region that is written may attach keys to the
+// transaction's lease. One that may not would be registered before another attempt (L4); here the
+// transaction fails.
+func (c *checker) attachable(t *crossTxn) bool {
+	if t.lease == 0 {
+		return true
+	}
+	for i := range t.parts {
+		p := &t.parts[i]
+		if p.attachable || !c.partWrites(t, i) {
+			continue
+		}
+		g := c.readable(c.w.stores[c.w.rng.IntN(len(c.w.stores))], p.region)
+		if g == nil {
+			return false
+		}
+		resp, err := g.replica.TryRead(&regionpb.ReadRequest{Region: g.id, Epoch: 1, Cut: t.point.Cut, Rev: t.point.Rev,
+			Span: mvcc.Key(key(t.keys[p.keys[0]])), Leases: true, Lease: t.lease})
+		var re *regionpb.Error
+		switch {
+		case errors.As(err, &re) && re.Code == regionpb.NotComplete:
+			return false
+		case err != nil || len(resp.KVs) == 0:
+			t.pointed = false
+			t.todo = append(t.todo, t.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
+			return false
+		}
+		p.attachable = true
+	}
+	return true
 }
 
 // endTxn takes what the coordinator tells its client.
@@ -388,10 +433,13 @@ func (c *checker) cutDecided(cut pdpb.Cut, index, term uint64, list []pdpb.Decis
 		if old, ok := c.txns.decided[d.Attempt]; ok && old.d != d {
 			c.w.fail("I3: attempt %d was decided as %v, and in cut %d as %v", d.Attempt, old.d, cut, d)
 		}
-		c.txns.decided[d.Attempt] = decided{d, cut, index, term}
+		c.txns.decided[d.Attempt] = decided{d, cut, index, term, d.Commit && d.Rev != before+given}
 		if !d.Commit {
 			c.w.stats.Aborts++
 			continue
+		}
+		if d.Rev == before+given {
+			continue // it only changes records, and takes no revision
 		}
 		if given++; d.Rev != before+given {
 			c.w.fail("I1: attempt %d has revision %d, the revisions before it end at %d", d.Attempt, d.Rev, before+given-1)
@@ -420,6 +468,14 @@ func (c *checker) partDecided(s *store, id pdpb.RegionID, it *pdpb.Item, p *regi
 	}
 	c.txns.ended[k] = d
 	if !d.Commit {
+		return
+	}
+	took := c.txns.decided[d.Attempt].took
+	c.leaseRecorded(p.Records, d.Rev, took)
+	if !took {
+		if len(p.Effects) > 0 {
+			c.w.fail("I1: attempt %d has effects and took no revision", d.Attempt)
+		}
 		return
 	}
 	fx := c.txns.effects[d.Rev]

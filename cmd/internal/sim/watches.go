@@ -423,7 +423,7 @@ func (c *checker) previous(st *watchStream, e *mvccpb.Event) {
 		c.w.fail("previous of %s at store %d: %v", e.Kv.Key, st.store.i, err)
 		return
 	}
-	c.watches.prevs = append(c.watches.prevs, prevKV{string(e.Kv.Key), rev, ok, kv{v.Value, int64(v.Create), int64(v.Mod), v.Version}, c.mark.Floor})
+	c.watches.prevs = append(c.watches.prevs, prevKV{string(e.Kv.Key), rev, ok, kv{v.Value, int64(v.Create), int64(v.Mod), v.Version, v.Lease}, c.mark.Floor})
 }
 
 // restWatches says what a watch still waits for in a healed cluster, "" for nothing. Events must
@@ -473,7 +473,7 @@ func (c *checker) checkWatches(h history) error {
 				}
 				e := got[0]
 				got = got[1:]
-				have := kv{e.Kv.Value, e.Kv.CreateRevision, e.Kv.ModRevision, e.Kv.Version}
+				have := kv{e.Kv.Value, e.Kv.CreateRevision, e.Kv.ModRevision, e.Kv.Version, e.Kv.Lease}
 				if e.Type == mvccpb.Event_DELETE {
 					have = kv{}
 				}

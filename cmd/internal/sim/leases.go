@@ -1,0 +1,448 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"braid/leasesvc"
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/region"
+	"braid/region/regionpb"
+)
+
+// leaseRate is how much faster the time of leases runs than that of raft, so that leases of whole
+// seconds end within a run: a second of a lease is 50 steps.
+const leaseRate = 20
+
+// leaseTTLMax is the longest lease, in seconds; leaseExtend is what a new leader adds.
+const (
+	leaseTTLMax = 9
+	leaseExtend = 6 * time.Second
+)
+
+// leaseTime is the time of leases as an onlooker sees it; every store counts from an origin of its own.
+func (w *World) leaseTime() time.Duration      { return leaseRate * w.now }
+func (s *store) leaseTime() time.Duration      { return s.origin + s.w.leaseTime() }
+func (w *World) seconds(n int64) time.Duration { return time.Duration(n) * time.Second }
+
+// leaseLoad is a term's records on their way to the core, as a scan of the engine brings them.
+type leaseLoad struct {
+	region pdpb.RegionID
+	term   uint64
+	read   bool
+	list   []regionpb.Lease
+}
+
+func (s *store) openLeases() {
+	s.leases = leasesvc.New(leasesvc.Options{
+		// Two election timeouts, with what chance adds to ten ticks of four steps each.
+		Extend: leaseExtend, CheckpointEvery: 3 * time.Second, RetryAfter: time.Second, EndingMax: 4,
+	})
+	s.leases.NoExtend, s.leases.RenewEnding = s.w.mut.noExtend, s.w.mut.renewEnding
+	s.origin = time.Duration(s.w.rng.IntN(1e6)) * time.Millisecond
+	s.loads = nil
+}
+
+// feedLeases makes a replica tell the store's core what it applies and when it leads.
+func (s *store) feedLeases(cfg *region.Config) {
+	id := cfg.Position.Descriptor.ID
+	cfg.Observer.Leases = func(changes []region.LeaseChange) {
+		for i := range changes {
+			s.leases.Changed(id, changes[i].ID, changes[i].Record, s.leaseTime())
+		}
+		s.keepAwake(id)
+	}
+	cfg.Observer.LeaseTerm = func(term uint64) {
+		s.loads = slices.DeleteFunc(s.loads, func(l *leaseLoad) bool { return l.region == id })
+		if term == 0 {
+			s.leases.End(id)
+		} else {
+			s.leases.Lead(id, term)
+			s.loads = append(s.loads, &leaseLoad{region: id, term: term})
+		}
+		s.keepAwake(id)
+	}
+}
+
+func (s *store) keepAwake(id pdpb.RegionID) {
+	loading := slices.ContainsFunc(s.loads, func(l *leaseLoad) bool { return l.region == id })
+	s.groups[id].replica.KeepAwake(loading || s.leases.Len(id) > 0)
+	s.groups[id].wake()
+}
+
+// stepLeases loads records and carries out what the time of leases brings.
+func (w *World) stepLeases(s *store) {
+	if len(s.loads) > 0 && (w.calm || w.chance(3)) {
+		w.load(s, s.loads[0])
+	}
+	for _, a := range s.leases.Tick(s.leaseTime(), nil) {
+		w.event("s%d: %s", s.i, a.String())
+		s.carryOut(a)
+	}
+}
+
+func (w *World) load(s *store, l *leaseLoad) {
+	switch {
+	case !l.read:
+		l.read = true
+		d := w.region(int(l.region - w.region(0).ID))
+		if err := s.engine.Records(mvcc.RecordLease, d.Span, func(k mvcc.RecordKey, value []byte) bool {
+			rec, err := regionpb.DecodeLeaseRecord(bytes.Clone(value))
+			if err != nil {
+				w.fail("store %d: record %v: %v", s.i, k, err)
+			}
+			l.list = append(l.list, regionpb.Lease{ID: k.ID, Record: rec})
+			return true
+		}); err != nil {
+			w.fail("store %d: %v", s.i, err)
+		}
+	case len(l.list) > 0:
+		s.leases.Loaded(l.region, l.term, l.list[0].ID, l.list[0].Record, s.leaseTime())
+		l.list = l.list[1:]
+	default:
+		s.leases.LoadedAll(l.region, l.term)
+		s.loads = slices.DeleteFunc(s.loads, func(o *leaseLoad) bool { return o == l })
+		s.keepAwake(l.region)
+	}
+}
+
+func (s *store) carryOut(a leasesvc.Action) {
+	c, life := s.w.check, s.life
+	over := func(err error) {
+		if s.up && s.life == life && (err != nil || a.Kind == leasesvc.Checkpoint) {
+			s.leases.Ended(a, s.leaseTime())
+		}
+	}
+	term := a.Term
+	if s.w.mut.anyTerm {
+		term = 0
+	}
+	if a.Kind == leasesvc.Checkpoint {
+		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: a.ID, Remaining: a.Remaining, Term: term}, func(_ *pb.TxnResponse, err error) { over(err) })
+		return
+	}
+	s.w.stats.Expiries++
+	c.endLease(&leaseEnd{id: a.ID, term: term, store: s.i, life: s.life, over: over})
+}
+
+// lease is what the checker knows of a lease.
+type lease struct {
+	id       int64
+	ttl      int64
+	acked    bool          // its grant is
+	recorded bool          // somebody has applied its record
+	promised time.Duration // it may not end before, in the onlookers' time
+	revoking bool          // a client has asked for its end: nothing is promised any more
+	gone     bool          // somebody has applied its end
+	end      mvcc.Revision // of its end, or the last one before
+	took     bool          // the end took a revision
+}
+
+type leaseState struct {
+	all   []*lease
+	byID  map[int64]*lease
+	ends  []*leaseEnd
+	looks []leaseLook
+	calls int // of commands on leases, unanswered
+}
+
+// leaseLook is what a region said of a lease's keys.
+type leaseLook struct {
+	id       int64
+	region   int
+	from, to mvcc.Revision // it was so at one of these
+	keys     []string
+}
+
+const leasesMax = 8
+
+func (c *checker) liveLease() *lease {
+	var live []*lease
+	for _, l := range c.leases.all {
+		if l.acked && !l.gone {
+			live = append(live, l)
+		}
+	}
+	if len(live) == 0 {
+		return nil
+	}
+	return live[c.w.rng.IntN(len(live))]
+}
+
+// stepClientsOfLeases grants, renews, looks at and revokes.
+func (c *checker) stepClientsOfLeases() {
+	w := c.w
+	if w.rng.IntN(1000) >= w.aim.leases {
+		return
+	}
+	l := c.liveLease()
+	live := 0
+	for _, x := range c.leases.all {
+		if !x.gone {
+			live++
+		}
+	}
+	switch x := w.rng.IntN(20); {
+	case l == nil || x < 5 && live < leasesMax:
+		if live < leasesMax {
+			c.grantLease()
+		}
+	case x < 16:
+		c.renewLease(l)
+	case x < 18:
+		c.lookAtLease(l)
+	case x < 19:
+		l.revoking = true
+		s := w.stores[w.rng.IntN(len(w.stores))]
+		w.stats.Revokes++
+		c.endLease(&leaseEnd{id: l.id, store: s.i, life: s.life, over: func(error) {}})
+	}
+}
+
+func (c *checker) grantLease() {
+	l := &lease{id: int64(len(c.leases.all) + 1), ttl: 2 + int64(c.w.rng.IntN(leaseTTLMax-1))}
+	c.leases.all = append(c.leases.all, l)
+	c.leases.byID[l.id] = l
+	c.w.stats.Grants++
+	sent := c.maxAcked
+	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: l.id, TTL: l.ttl}, func(resp *pb.TxnResponse, err error) {
+		var re *regionpb.Error
+		switch {
+		case err == nil:
+			l.acked = true
+			if got := mvcc.Revision(resp.GetHeader().GetRevision()); got < sent {
+				c.w.fail("I2: the grant of lease %d has revision %d, and %d was acknowledged before it was sent", l.id, got, sent)
+			}
+			if !l.recorded {
+				c.w.fail("I5: the grant of lease %d is acknowledged, and nobody has its record", l.id)
+			}
+		case errors.As(err, &re) && re.NotExecuted():
+			l.gone = !l.recorded
+		}
+	})
+}
+
+// renewLease asks a store that believes it keeps the lease's time.
+func (c *checker) renewLease(l *lease) {
+	w := c.w
+	home := c.homeOf(l.id)
+	for _, s := range w.stores {
+		if !s.up || !w.chance(2) {
+			continue
+		}
+		out, ttl, forget := s.leases.Renew(home, l.id, s.leaseTime())
+		switch {
+		case forget.Kind == leasesvc.Checkpoint:
+			c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: l.id}, func(*pb.TxnResponse, error) {})
+		case out == leasesvc.Renewed:
+			w.stats.Renewals++
+			w.event("lease %d is renewed by s%d for %d s", l.id, s.i, ttl)
+			if l.gone && !l.revoking {
+				w.fail("L5: store %d renews lease %d, which has expired", s.i, l.id)
+			}
+			if ttl != l.ttl {
+				w.fail("L5: store %d renews lease %d for %d s, it was granted %d s", s.i, l.id, ttl, l.ttl)
+			}
+			l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
+		}
+	}
+}
+
+func (c *checker) homeOf(id int64) pdpb.RegionID {
+	return c.w.region(c.regionOf(regionpb.LeasePlace(id))).ID
+}
+
+func (c *checker) regionOf(key []byte) int {
+	return slices.IndexFunc(c.w.boot.Regions, func(d pdpb.Descriptor) bool { return d.Span.Contains(key) })
+}
+
+// leaseCall makes a command on a lease to whoever seems to lead. done is called once.
+func (c *checker) leaseCall(cmd *regionpb.LeaseCommand, done func(*pb.TxnResponse, error)) {
+	id := c.homeOf(cmd.ID)
+	at := c.replicaFor(id)
+	if at == nil {
+		done(nil, regionpb.ErrorOf(regionpb.NotLeader))
+		return
+	}
+	call := &txnCall{store: at.i}
+	over := false
+	end := func(resp *pb.TxnResponse, err error) {
+		if over {
+			return // it crashed first
+		}
+		over = true
+		c.leases.calls--
+		c.calledBack(call)
+		done(resp, err)
+	}
+	call.fail = func(err error) { end(nil, err) }
+	c.txns.calls = append(c.txns.calls, call)
+	c.leases.calls++
+	at.groups[id].replica.Write(&region.Write{Lease: cmd, Reply: end})
+}
+
+// register has the region of a refused op added to the record of the lease, as package router does,
+// and sends the op again with the token (L1, L3).
+func (c *checker) register(id pdpb.RegionID, o *op, t regionpb.LeaseToken) {
+	c.w.stats.Registrations++
+	d := c.w.region(int(id - c.w.region(0).ID))
+	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRegister, ID: t.Lease, Span: d.Span}, func(_ *pb.TxnResponse, err error) {
+		if !slices.Contains(c.open, o) {
+			return // its store has crashed
+		}
+		at := c.replicaFor(id)
+		if err == nil && at == nil {
+			err = regionpb.ErrorOf(regionpb.NotLeader)
+		}
+		if err != nil {
+			// What failed is the registration; the op itself was not executed.
+			c.answer(id, o, nil, regionpb.ErrorOf(regionpb.NotLeader))
+			return
+		}
+		o.store = at.i
+		o.tokens = append(slices.DeleteFunc(o.tokens, func(x regionpb.LeaseToken) bool { return x.Lease == t.Lease }), t)
+		at.groups[id].replica.Write(&region.Write{Txn: o.txn, Tokens: slices.Clone(o.tokens), Reply: func(resp *pb.TxnResponse, err error) { c.answer(id, o, resp, err) }})
+	})
+}
+
+// lookAtLease reads a lease's keys, region by region, as TimeToLive does.
+func (c *checker) lookAtLease(l *lease) {
+	w := c.w
+	s := w.stores[w.rng.IntN(len(w.stores))]
+	if !s.up {
+		return
+	}
+	s.client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
+		if err != nil {
+			return
+		}
+		for i := range w.cfg.Regions {
+			g := c.readable(w.stores[w.rng.IntN(len(w.stores))], i)
+			if g == nil {
+				continue
+			}
+			resp, err := g.replica.TryRead(&regionpb.ReadRequest{Region: g.id, Epoch: 1, Cut: p.Cut, Rev: p.Rev, Span: w.region(i).Span, Lease: l.id})
+			var re *regionpb.Error
+			if errors.As(err, &re) && (re.Code == regionpb.NotComplete || re.Code == regionpb.Compacted) {
+				continue
+			}
+			if err != nil {
+				w.fail("keys of lease %d at store %d: %v", l.id, g.s.i, err)
+				return
+			}
+			look := leaseLook{id: l.id, region: i, from: p.Rev, to: c.mark.Rev}
+			for _, x := range resp.KVs {
+				look.keys = append(look.keys, string(x.Key))
+			}
+			w.stats.Looks++
+			c.leases.looks = append(c.leases.looks, look)
+		}
+	})
+}
+
+// leaseRecorded is told of each change of a lease's record once, at its place: rev is the last
+// revision given out, and took says that it is the change's own.
+func (c *checker) leaseRecorded(list []regionpb.RecordEffect, rev mvcc.Revision, took bool) {
+	for i := range list {
+		l := c.leases.byID[list[i].Key.ID]
+		if list[i].Key.Kind != mvcc.RecordLease || l == nil {
+			continue
+		}
+		switch {
+		case len(list[i].Value) > 0 && l.gone:
+			c.w.fail("L2: lease %d has a record again after revision %d", l.id, rev)
+		case len(list[i].Value) > 0 && !l.recorded:
+			l.recorded, l.promised = true, c.w.leaseTime()+c.w.seconds(l.ttl)
+		case len(list[i].Value) == 0:
+			c.w.event("lease %d is gone at %d", l.id, rev)
+			c.w.stats.LeaseEnds++
+			if left := l.promised - c.w.leaseTime(); left > 0 && !l.revoking {
+				c.w.fail("L5: lease %d ends %v before the time that was promised", l.id, left)
+			}
+			l.gone, l.end, l.took = true, rev, took
+		}
+	}
+}
+
+// attachedAt are the keys attached to a lease after a revision, in order.
+func (h history) attachedAt(id int64, regions []int, rev mvcc.Revision) (keys []string) {
+	for _, i := range regions {
+		for k := i * keysPerRegion; k < (i+1)*keysPerRegion; k++ {
+			if v := h.at(key(k), rev); v.version > 0 && v.lease == id {
+				keys = append(keys, string(key(k)))
+			}
+		}
+	}
+	return keys
+}
+
+// checkLeases holds the ends of leases and what was said of their keys against the history.
+func (c *checker) checkLeases(h history) error {
+	var regions []int
+	for i := range c.w.cfg.Regions {
+		regions = append(regions, i)
+	}
+	for _, l := range c.leases.all {
+		if !l.gone || !l.recorded {
+			continue
+		}
+		if left := h.attachedAt(l.id, regions, l.end); len(left) > 0 {
+			return fmt.Errorf("L2: lease %d ends at revision %d, and %v are attached to it", l.id, l.end, left)
+		}
+		for k, vs := range h {
+			for _, v := range vs {
+				if v.kv.lease == l.id && v.rev > l.end {
+					return fmt.Errorf("L2: lease %d ends at revision %d, and %s is attached to it at %d", l.id, l.end, k, v.rev)
+				}
+			}
+		}
+		if !l.took {
+			continue
+		}
+		var got []string
+		for _, f := range c.effects[l.end] {
+			if !f.Delete {
+				return fmt.Errorf("L2: the end of lease %d puts %s", l.id, f.Key)
+			}
+			got = append(got, string(f.Key))
+		}
+		if want := h.attachedAt(l.id, regions, l.end-1); !slices.Equal(got, want) {
+			return fmt.Errorf("L2: the end of lease %d at revision %d deletes %v, attached were %v", l.id, l.end, got, want)
+		}
+	}
+	for _, x := range c.leases.looks {
+		ok := false
+		for rev := x.from; rev <= x.to && !ok; rev++ {
+			ok = slices.Equal(x.keys, h.attachedAt(x.id, []int{x.region}, rev))
+		}
+		if !ok {
+			return fmt.Errorf("I4: region %d said that lease %d has %v, which was so at no revision in [%d, %d]", x.region, x.id, x.keys, x.from, x.to)
+		}
+	}
+	return nil
+}
+
+// restLeases says what is left of leases in a healed cluster, "" for nothing: nobody renews, so all
+// must end by themselves.
+func (c *checker) restLeases() string {
+	if n := c.leases.calls + len(c.leases.ends); n > 0 {
+		return fmt.Sprintf("%d commands on leases and %d ends are under way", c.leases.calls, len(c.leases.ends))
+	}
+	for _, l := range c.leases.all {
+		if l.recorded && !l.gone {
+			return fmt.Sprintf("lease %d is still there", l.id)
+		}
+	}
+	for _, s := range c.w.stores {
+		if n := s.leases.Total(); n > 0 || len(s.loads) > 0 {
+			return fmt.Sprintf("store %d keeps the time of %d leases", s.i, n)
+		}
+	}
+	return ""
+}
