@@ -325,7 +325,7 @@ func (e *evaluator) withKeys(spans []regionpb.LockSpan) []regionpb.LockSpan {
 
 // leasePending says whether what is in flight changes what a lease is here.
 func (o *overlay) leasePending(start []byte, id int64) bool {
-	if len(o.leased[id]) > 0 && len(o.attached(id, nil)) > 0 {
+	if o.leased.pending(id) {
 		return true
 	}
 	for _, k := range [...]mvcc.RecordKey{regionpb.LeaseKey(id), regionpb.RegisteredKey(start, id)} {

@@ -72,10 +72,7 @@ type overlay struct {
 	key  node      // search key, so that a lookup allocates nothing
 
 	records recordOverlay
-	// leased holds, for each lease, the keys that pending versions attach to it, and others that
-	// did so before: whoever looks checks the key. leasedCount is their number.
-	leased      map[int64][][]byte
-	leasedCount int
+	leased  leaseOverlay
 }
 
 type overlayEntry struct {
@@ -115,37 +112,13 @@ func (o *overlay) put(key []byte, p pending) {
 	o.log = append(o.log, undo{n: n, cur: n.cur, entry: n.entry, live: n.live})
 	n.cur, n.entry, n.live = p, 0, true
 	if p.lease != 0 {
-		o.lease(p.lease, n.key)
+		o.leased.put(p.lease, n.key)
 	}
-}
-
-// lease notes that a pending version attaches a key.
-func (o *overlay) lease(id int64, key []byte) {
-	if o.leased == nil {
-		o.leased = map[int64][][]byte{}
-	}
-	o.leased[id] = append(o.leased[id], key)
-	o.leasedCount++
-}
-
-// tidyLeased forgets what is not pending any more, when it has become most of what there is.
-func (o *overlay) tidyLeased() {
-	if o.leasedCount == 0 || o.leasedCount < 1024+4*o.tree.Len() && o.tree.Len() > 0 {
-		return
-	}
-	clear(o.leased)
-	o.leasedCount = 0
-	o.tree.Ascend(func(n *node) bool {
-		if n.cur.lease != 0 {
-			o.lease(n.cur.lease, n.key)
-		}
-		return true
-	})
 }
 
 // attached appends the keys that pending versions attach to a lease; some may come twice.
 func (o *overlay) attached(id int64, dst [][]byte) [][]byte {
-	for _, key := range o.leased[id] {
+	for _, key := range o.leased.byLease[id] {
 		if p := o.get(key); p != nil && !p.tombstone() && p.lease == id {
 			dst = append(dst, key)
 		}
@@ -187,14 +160,17 @@ func (o *overlay) any(s mvcc.Span) (found bool) {
 const undoKeptMax = 16 << 10
 
 // overlayMark is a point to roll back to.
-type overlayMark struct{ keys, records int }
+type overlayMark struct{ keys, records, leased int }
 
 // mark returns a point to roll back to, before the next commit.
-func (o *overlay) mark() overlayMark { return overlayMark{len(o.log), len(o.records.log)} }
+func (o *overlay) mark() overlayMark {
+	return overlayMark{len(o.log), len(o.records.log), len(o.leased.log)}
+}
 
 // rollback undoes every write since mark.
 func (o *overlay) rollback(mark overlayMark) {
 	o.records.rollback(mark.records)
+	o.leased.rollback(mark.leased)
 	for i := len(o.log) - 1; i >= mark.keys; i-- {
 		u := &o.log[i]
 		u.n.cur, u.n.entry, u.n.live = u.cur, u.entry, u.live
@@ -209,6 +185,7 @@ func (o *overlay) rollback(mark overlayMark) {
 // commit makes the writes since the last commit those of the entry at index.
 func (o *overlay) commit(index uint64) {
 	o.records.commit(index)
+	o.leased.commit(index)
 	if len(o.log) == 0 {
 		return
 	}
@@ -231,7 +208,7 @@ func (o *overlay) commit(index uint64) {
 // prune forgets what entries through index wrote: it is in applied state now.
 func (o *overlay) prune(index uint64) {
 	o.records.prune(index)
-	defer o.tidyLeased()
+	o.leased.prune(index)
 	for o.head < len(o.fifo) && o.fifo[o.head].index <= index {
 		e := &o.fifo[o.head]
 		for i, n := range e.nodes {
@@ -259,8 +236,7 @@ func (o *overlay) prune(index uint64) {
 // reset forgets everything: leadership was lost (E2) or a fence was raised (F3).
 func (o *overlay) reset() {
 	o.records.reset()
-	clear(o.leased)
-	o.leasedCount = 0
+	o.leased.reset()
 	o.tree.Clear(false)
 	clear(o.log)
 	clear(o.fifo)
