@@ -114,7 +114,8 @@ type ClientCore struct {
 
 // lane is a kind of request of which one is in flight.
 type lane struct {
-	id      uint64 // zero: none
+	id      uint64         // zero: none
+	leader  raftid.StoreID // whom it is meant for, if that is pd's leader
 	since   time.Duration
 	retryAt time.Duration
 }
@@ -310,11 +311,37 @@ func (c *ClientCore) openStream(member raftid.StoreID) {
 	c.subsSent = c.now
 }
 
-// SetRole tells what somebody knows of pd's leadership; older terms are ignored. When the leader is
-// a new one, everything is reported again: the old one may have died with the reports (P4).
+// SetRole tells what the member in process knows of pd's leadership; older terms are ignored. When
+// the leader is a new one, everything is reported again: the old one may have died with the reports
+// (P4). Such a member hears the leader, so a store that has left it for another's stream comes back:
+// the other may be the one that fell silent, and here no network can fail.
 func (c *ClientCore) SetRole(r Role) {
+	before := c.role
 	c.learn(r)
+	if c.role != before && c.role.Leader != 0 && c.stream.member != c.opts.Self && slices.Contains(c.opts.Members, c.opts.Self) {
+		c.openStream(c.opts.Self)
+	}
+	c.turn()
 	c.step()
+}
+
+// turn gives up what is in flight to another store than pd's leader and may be asked twice. A leader
+// that was stopped or cut off answers nothing, and whoever shares the request would wait for its
+// timeout while the next leader is there.
+func (c *ClientCore) turn() {
+	past := func(l *lane) bool { return l.id != 0 && c.role.Leader != 0 && l.leader != c.role.Leader }
+	if past(&c.reads) {
+		c.reads = lane{}
+	}
+	if past(&c.reports) {
+		c.reports = lane{}
+		c.unsent()
+	}
+	for _, e := range c.events {
+		if past(&e.lane) && repeatable(&e.event, nil) {
+			e.lane = lane{}
+		}
+	}
 }
 
 func (c *ClientCore) learn(r Role) {
@@ -442,7 +469,7 @@ func (c *ClientCore) Reported(reports []pdpb.Report) (Request, bool) {
 		}
 		return Request{}, false
 	}
-	c.reports = lane{id: req.ID, since: c.now}
+	c.reports = lane{id: req.ID, leader: req.To, since: c.now}
 	c.reporting = c.reporting[:0]
 	for i := range reports {
 		if s := c.sent(&reports[i]); s != nil {

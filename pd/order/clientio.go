@@ -12,7 +12,12 @@ import (
 // with changes the core under the lock, and then does what it asks for without the lock.
 func (c *Client) with(change func()) {
 	c.mu.Lock()
+	before := c.core.reads.id
 	change()
+	if len(c.asking) > 0 && c.core.reads.id != before {
+		c.askAgain() // the request in flight was given up; its readers go into the next
+		c.core.WantRead(len(c.readers) > 0)
+	}
 	out := c.take()
 	c.mu.Unlock()
 	c.execute(out)
@@ -335,11 +340,8 @@ func (c *Client) Tick(now time.Duration) {
 	}
 	var probes []probe
 	c.with(func() {
-		before := c.core.reads.id
 		c.core.Tick(now)
-		if before != 0 && c.core.reads.id != before {
-			c.askAgain() // the request in flight was given up; its readers go into the next
-		} else if c.gone > 0 {
+		if c.gone > 0 {
 			c.sweep()
 		}
 		c.core.WantRead(len(c.readers) > 0)

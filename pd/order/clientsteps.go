@@ -84,6 +84,7 @@ func (c *ClientCore) settle(f *Frame) {
 	}
 	c.dirVersion = max(c.dirVersion, f.Dir)
 	c.learn(f.Role)
+	c.turn()
 }
 
 // HaveDirectory tells which version of the directory is here.
@@ -137,6 +138,7 @@ func (c *ClientCore) Done(id uint64, r *Reply, err error) (token uint64, read bo
 		}
 	}
 	failed, news := err != nil, c.role != before
+	defer c.turn() // the others in flight; this one has its answer
 	end := func(l *lane) bool {
 		if l.id != id || id == 0 {
 			return false
@@ -350,14 +352,14 @@ func (c *ClientCore) open(l *lane) bool { return l.id == 0 && c.now >= l.retryAt
 func (c *ClientCore) step() {
 	if c.readsWaiting && c.open(&c.reads) {
 		if req, ok := c.toLeader(MethodReadPoint); ok {
-			c.reads = lane{id: req.ID, since: c.now}
+			c.reads = lane{id: req.ID, leader: req.To, since: c.now}
 			c.out.Requests = append(c.out.Requests, req)
 		}
 	}
 	for _, e := range c.events {
 		if c.open(&e.lane) {
 			if req, ok := c.toLeader(MethodPropose); ok {
-				e.lane = lane{id: req.ID, since: c.now}
+				e.lane = lane{id: req.ID, leader: req.To, since: c.now}
 				ev := e.event
 				req.Event = &ev
 				c.out.Requests = append(c.out.Requests, req)
