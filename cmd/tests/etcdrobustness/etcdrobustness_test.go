@@ -107,7 +107,7 @@ func TestRound(t *testing.T) {
 		}},
 	} {
 		reports, requests := tc.plant(load())
-		err := judge(zap.NewNop(), false, reports, requests)
+		_, err := judge(zap.NewNop(), false, reports, requests)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", tc.name, err)
 		}

@@ -15,7 +15,7 @@ import (
 // be ordered before it. The suite's search for a linearization comes to the same end, but when there
 // is none it may search for hours and cannot say which answer was wrong.
 func exact(reports []report.ClientReport, requests []model.EtcdRequest) error {
-	replay, err := newStates(requests)
+	replay, err := newStates(requests, reports)
 	if err != nil {
 		return err
 	}
@@ -42,21 +42,40 @@ func exact(reports []report.ClientReport, requests []model.EtcdRequest) error {
 // states are those of the model while the recorded order is replayed. The suite's own replay has one
 // for each revision, the first; but leases begin and end without a revision.
 type states struct {
-	at     []model.EtcdState // by revision: as it was made
-	before []model.EtcdState // by revision: what the request that made it found
+	first   model.EtcdState
+	entries []entry
+	made    []int // by revision: the entry that made it; -1 for the first two
 }
 
-func newStates(requests []model.EtcdRequest) (*states, error) {
-	state, err := model.NewReplay(requests).StateForRevision(1)
+// entry is one request of the recorded order, with the states that it found and left.
+type entry struct {
+	request       model.EtcdRequest
+	before, after model.EtcdState
+}
+
+// newStates replays the recorded order. The states know all keys that the record or a client names,
+// so that any client's request can be tried on them.
+func newStates(requests []model.EtcdRequest, reports []report.ClientReport) (*states, error) {
+	named := slices.Clone(requests)
+	for i := range reports {
+		for _, op := range reports[i].KeyValue {
+			if r := op.Input.(model.EtcdRequest); !r.IsRead() {
+				named = append(named, r)
+			}
+		}
+	}
+	first, err := model.NewReplay(named).StateForRevision(1)
 	if err != nil {
 		return nil, err
 	}
-	s := &states{at: []model.EtcdState{state, state}, before: []model.EtcdState{state, state}}
+	s := &states{first: first, made: []int{-1, -1}}
+	state := first
 	for _, r := range requests {
 		next, _ := state.Step(r)
 		if next.Revision != state.Revision {
-			s.at, s.before = append(s.at, next), append(s.before, state)
+			s.made = append(s.made, len(s.entries))
 		}
+		s.entries = append(s.entries, entry{request: r, before: state, after: next})
 		state = next
 	}
 	return s, nil
@@ -65,15 +84,51 @@ func newStates(requests []model.EtcdRequest) (*states, error) {
 // answers says whether the model's answer to a request, at the revision of the response or as the
 // request that made it, is the response.
 func (s *states) answers(request model.EtcdRequest, response model.MaybeEtcdResponse) bool {
-	if response.Revision >= int64(len(s.at)) {
+	if response.Revision >= int64(len(s.made)) {
 		return false
 	}
-	for _, state := range []model.EtcdState{s.at[response.Revision], s.before[response.Revision]} {
+	found := []model.EtcdState{s.first}
+	if e := s.made[response.Revision]; e >= 0 {
+		found = []model.EtcdState{s.entries[e].after, s.entries[e].before}
+	}
+	for _, state := range found {
 		if _, want := state.Step(request); model.Match(response, want) {
 			return true
 		}
 	}
 	return false
+}
+
+// madeBy is the entry that an answered write made, -1 if it changed nothing or is none.
+func (s *states) madeBy(op *porcupine.Operation) int {
+	request, response := op.Input.(model.EtcdRequest), op.Output.(model.MaybeEtcdResponse)
+	if response.Error != "" || response.ClientError != "" || request.IsRead() {
+		return -1
+	}
+	switch request.Type {
+	case model.Txn:
+		if response.Revision <= 0 || response.Revision >= int64(len(s.made)) {
+			return -1
+		}
+		if e := s.made[response.Revision]; e >= 0 && s.entries[e].by(request) {
+			if _, want := s.entries[e].before.Step(request); model.Match(response, want) {
+				return e
+			}
+		}
+		return -1
+	case model.LeaseRevoke, model.Compact: // each once, and their answers do not say where
+		return slices.IndexFunc(s.entries, func(e entry) bool { return e.request.Type == request.Type && e.by(request) })
+	}
+	return -1
+}
+
+// by says whether a request, in the place of the entry's, would have done the same.
+func (e *entry) by(request model.EtcdRequest) bool {
+	if (request.Type == model.Compact) != (e.request.Type == model.Compact) {
+		return false
+	}
+	next, _ := e.before.Step(request)
+	return next.Equal(e.after)
 }
 
 // realTime finds a call that was sent after another had returned and answered from before it.

@@ -38,7 +38,7 @@ var faults = []fault{
 func (f fault) partition() bool { return strings.HasPrefix(string(f), "partition") }
 
 // downTime is how long a fault lasts: longer than an election.
-const downTime = 2500 * time.Millisecond
+const downTime = 1500 * time.Millisecond
 
 // inject does the round's fault and repairs it.
 func (r *round) inject(ctx context.Context, now control.Leaders) error {

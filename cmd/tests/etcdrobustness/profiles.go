@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 	"go.etcd.io/etcd/tests/v3/robustness/traffic"
@@ -95,18 +96,22 @@ func (p *profile) spread(requests []model.EtcdRequest) *spread {
 
 // tally sums up the rounds of a profile; of the rates it keeps the lowest.
 type tally struct {
-	rounds, calls, unknown, events, compactions int
-	writesPerSecond                             float64
-	changed                                     int
-	spread                                      spread
-	ended                                       int
-	faults                                      map[fault]int
+	rounds, calls, events, compactions int
+	unknown, executed                  int
+	writesPerSecond                    float64
+	pause                              time.Duration // the longest
+	changed                            int
+	spread                             spread
+	ended                              int
+	faults                             map[fault]int
 }
 
 func (t *tally) add(r *round) {
 	t.rounds++
 	t.calls += r.calls
 	t.unknown += r.unknown
+	t.executed += r.executed
+	t.pause = max(t.pause, r.pause)
 	t.events += r.events
 	t.compactions += r.compactions
 	t.changed += len(r.changed)
@@ -128,9 +133,9 @@ func (t *tally) line(p profile) string {
 			by = append(by, fmt.Sprintf("%s %d", f, n))
 		}
 	}
-	return fmt.Sprintf("%s: %d rounds: %d calls (%d without an answer), at least %.0f acknowledged writes/s before a fault, %d events at watchers, %d compactions, %d leader changes\n"+
-		"  writes per region %v, of them in transactions over several regions %v\n  faults: %s; records ended by a snapshot: %d",
-		p.name, t.rounds, t.calls, t.unknown, t.writesPerSecond, t.events, t.compactions, t.changed, t.spread.writes, t.spread.spanning, strings.Join(by, ", "), t.ended)
+	return fmt.Sprintf("%s: %d rounds: %d calls (%d writes without an answer, %d of them executed), at least %.0f acknowledged writes/s before a fault, %d events at watchers, %d compactions, %d leader changes\n"+
+		"  writes per region %v, of them in transactions over several regions %v\n  faults: %s; longest pause of writes %s; records ended by a snapshot: %d",
+		p.name, t.rounds, t.calls, t.unknown, t.executed, t.writesPerSecond, t.events, t.compactions, t.changed, t.spread.writes, t.spread.spanning, strings.Join(by, ", "), t.pause.Round(time.Millisecond), t.ended)
 }
 
 // idle says which region nothing was written to: then the run proves less than it claims.

@@ -49,13 +49,15 @@ type round struct {
 	mover   control.Mover
 	log     *zap.Logger
 
-	calls, unknown, events, compactions int
-	revision                            int64
-	writesPerSecond                     float64
-	changed                             []string
-	spread                              *spread
-	ended                               int // nodes whose record ends early
-	checking                            time.Duration
+	calls, events, compactions int
+	unknown, executed          int // writes without an answer, and how many of them were executed
+	revision                   int64
+	writesPerSecond            float64
+	pause                      time.Duration // the longest without an acknowledged write, from the fault on
+	changed                    []string
+	spread                     *spread
+	ended                      int // nodes whose record ends early
+	checking                   time.Duration
 }
 
 // run does the round. Whatever is wrong, with the store or with the round, is an error.
@@ -153,25 +155,31 @@ func (r *round) validate(reports []report.ClientReport, requests []model.EtcdReq
 			return err
 		}
 	}
-	return judge(r.log, unique, reports, requests)
+	r.executed, err = judge(r.log, unique, reports, requests)
+	return err
 }
 
-// judge runs our own comparison and the suite's validators.
-func judge(log *zap.Logger, unique bool, reports []report.ClientReport, requests []model.EtcdRequest) error {
+// judge runs our own comparison and the suite's validators. It returns how many of the unanswered
+// writes were executed.
+func judge(log *zap.Logger, unique bool, reports []report.ClientReport, requests []model.EtcdRequest) (executed int, err error) {
 	if err := exact(reports, requests); err != nil {
-		return err
+		return 0, err
 	}
-	result := validate.ValidateAndReturnVisualize(log, validate.Config{ExpectRevisionUnique: unique}, settle(reports, requests), requests, validateTimeout)
+	settled, executed, err := settle(reports, requests)
+	if err != nil {
+		return 0, err
+	}
+	result := validate.ValidateAndReturnVisualize(log, validate.Config{ExpectRevisionUnique: unique}, settled, requests, validateTimeout)
 	if err := result.Error(); err != nil {
-		return err
+		return executed, err
 	}
 	// To the suite a check that was left out is no error.
 	for _, part := range []validate.Result{result.Assumptions, result.Linearization.Result, result.Watch, result.Serializable} {
 		if part.Status != validate.Success {
-			return fmt.Errorf("not all was checked: %+v", result)
+			return executed, fmt.Errorf("not all was checked: %+v", result)
 		}
 	}
-	return nil
+	return executed, nil
 }
 
 // recheck judges the report of an earlier round.
@@ -192,13 +200,15 @@ func recheck(dir string) error {
 	if err != nil {
 		return err
 	}
-	return judge(log, detail.ExpectUniqueRevision, reports, requests)
+	executed, err := judge(log, detail.ExpectUniqueRevision, reports, requests)
+	log.Info("judged", zap.Int("executed without an answer", executed))
+	return err
 }
 
 // line is the result in one line.
 func (r *round) line() string {
-	s := fmt.Sprintf("%d calls (%d without an answer), revision %d, %.0f acknowledged writes/s before the fault, %d events at watchers, %d compactions, leaders changed: %s",
-		r.calls, r.unknown, r.revision, r.writesPerSecond, r.events, r.compactions, strings.Join(r.changed, " "))
+	s := fmt.Sprintf("%d calls (%d writes without an answer, %d of them executed), longest pause of writes %s, revision %d, %.0f acknowledged writes/s before the fault, %d events at watchers, %d compactions, leaders changed: %s",
+		r.calls, r.unknown, r.executed, r.pause.Round(time.Millisecond), r.revision, r.writesPerSecond, r.events, r.compactions, strings.Join(r.changed, " "))
 	if r.spread != nil {
 		s += fmt.Sprintf(", writes per region %v", r.spread.writes)
 		if slices.Max(r.spread.spanning) > 0 {

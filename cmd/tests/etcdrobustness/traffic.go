@@ -24,8 +24,8 @@ import (
 
 const (
 	beforeFault = 2 * time.Second
-	afterFault  = 2 * time.Second
-	quiet       = 3 * time.Second
+	afterFault  = time.Second
+	quiet       = 1500 * time.Millisecond
 	windowsMax  = 4 // of beforeFault, to get up to speed
 	keyCount    = 10
 	finalKey    = "tombstone" // as in the suite
@@ -134,11 +134,12 @@ func (r *round) traffic(ctx context.Context, before control.Leaders, base time.T
 		return 0, err
 	}
 	stop()
+	stopped := time.Since(base)
 	if err := r.finalPut(ctx, clients); err != nil {
 		return 0, err
 	}
 	reports := clients.Reports()
-	r.count(reports, began, faulted)
+	r.count(reports, began, faulted, stopped)
 	return report.OperationsMaxRevision(reports), nil
 }
 
@@ -222,24 +223,34 @@ func (r *round) warm(ctx context.Context) error {
 }
 
 // count sums up what the clients did.
-func (r *round) count(reports []report.ClientReport, began, faulted time.Duration) {
+func (r *round) count(reports []report.ClientReport, began, faulted, stopped time.Duration) {
 	writes := 0
+	answered := []int64{int64(faulted)} // when writes were, from the fault on
 	for i := range reports {
 		for _, op := range reports[i].KeyValue {
 			r.calls++
 			request, response := op.Input.(model.EtcdRequest), op.Output.(model.MaybeEtcdResponse)
-			if response.Error != "" {
+			if unanswered(&op) {
 				r.unknown++
+			}
+			if response.Error != "" || response.ClientError != "" || request.IsRead() {
 				continue
 			}
-			if request.Type == model.Compact && response.ClientError == "" {
+			if request.Type == model.Compact {
 				r.compactions++
+				continue
 			}
-			wrote := !request.IsRead() && request.Type != model.Compact && response.ClientError == ""
-			if t := time.Duration(op.Call); wrote && t >= began && t <= faulted {
+			if t := time.Duration(op.Call); t >= began && t <= faulted {
 				writes++
+			}
+			if t := time.Duration(op.Return); t >= faulted && t <= stopped {
+				answered = append(answered, op.Return)
 			}
 		}
 	}
 	r.writesPerSecond = float64(writes) / (faulted - began).Seconds()
+	slices.Sort(answered)
+	for i, t := range append(answered[1:], int64(stopped)) {
+		r.pause = max(r.pause, time.Duration(t-answered[i]))
+	}
 }
