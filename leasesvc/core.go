@@ -305,8 +305,9 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			c.ending++
 			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id})
 		case l.checks > 0 && now >= l.checks && !l.recording:
-			// Rounded up: never early.
-			remaining := int64((l.deadline - now + time.Second - 1) / time.Second)
+			// Rounded up: never early. Never more than all of it: what a new leader added would be
+			// added to by the next one.
+			remaining := int64((min(l.deadline-now, l.ttl) + time.Second - 1) / time.Second)
 			dst = append(dst, Action{Kind: Checkpoint, Region: l.home.id, Term: l.home.term, ID: l.id, Remaining: remaining})
 			l.recording, l.recorded = true, remaining
 			c.schedule(l, now)

@@ -28,7 +28,10 @@ type aim struct {
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
 	leases     int  // of 1,000 steps
-	window     int  // bytes of events that a store keeps for its watches
+	// lag is for how many steps a watch may stay with a store that lags (W2), 0 for any: until the store
+	// knows that it hears of no leader, and its gateway has waited for three election timeouts more.
+	lag    int
+	window int // bytes of events that a store keeps for its watches
 }
 
 var plain = aim{
@@ -44,7 +47,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "cutoff"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -88,6 +91,10 @@ var aims = map[string]aim{
 	// Many watches that come, go and move, compactions and snapshots under them, little memory.
 	"watch": vary(func(a *aim) {
 		a.watches, a.window, a.compact, a.flush, a.crash, a.installs, a.loss = 200, 4<<10, 60, 90, 40, 8, 40
+	}),
+	// Stores that are cut off for long, with watches at them, and little else.
+	"cutoff": vary(func(a *aim) {
+		a.watches, a.partition, a.crash, a.stopClock, a.transfer, a.pd, a.loss, a.ops, a.lag = 40, 10, 1, 0, 10, 0, 200, 120, 500
 	}),
 	// Leases whose time is kept by leaders that come and go.
 	"leases": vary(func(a *aim) {

@@ -26,6 +26,7 @@ type mutants struct {
 	renewEnding   bool
 	anyTerm       bool
 	noReread      bool
+	noReplace     bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -90,6 +91,8 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.region.FenceKeepsLocks = true }},
 	{"sourcecursor", "W1", "watch", []string{"I7"},
 		func(m *mutants) { m.watch.SourceCursor = true }},
+	{"noreplace", "W2", "cutoff", []string{"W2"},
+		func(m *mutants) { m.noReplace = true }},
 	{"noreset", "W3", "watch", []string{"I7"},
 		func(m *mutants) { m.noReset = true }},
 	{"snapfloorlate", "C1", "snapshot", []string{"I4", "I7"},

@@ -33,6 +33,7 @@ type watch struct {
 	stale   bool // it began at st below a floor that st's store had acknowledged
 	leaving bool // the client has canceled it
 	over    bool
+	lag     lag
 }
 
 func (a *watch) span() mvcc.Span { return mvcc.Span{Start: key(a.from), End: key(a.to)} }
@@ -50,6 +51,7 @@ type watchStream struct {
 	watches []*watch
 	idle    bool          // its client seldom reads
 	highest mvcc.Revision // of events and progress responses so far
+	still   int           // steps for which its store has heard of no leader
 }
 
 // prevKV is what the hub knew of the state before an event.
@@ -174,6 +176,10 @@ func (c *checker) stepWatches() {
 			c.disturb(ws.streams[w.rng.IntN(len(ws.streams))])
 		}
 	}
+	c.leaveLagging()
+	if w.aim.lag > 0 && w.stats.Steps%20 == 0 && !w.calm {
+		c.checkLag()
+	}
 	for _, a := range ws.open {
 		if a.st == nil && (w.calm || w.chance(20)) {
 			c.place(a)
@@ -260,7 +266,6 @@ var ended = func() context.Context {
 // disturb has a stream's client ask for progress, cancel a watch, or go elsewhere.
 func (c *checker) disturb(st *watchStream) {
 	w := c.w
-	_, still := st.store.client.StandsStillSince()
 	switch x := w.rng.IntN(10); {
 	case x < 4:
 		w.stats.ProgressAsked++
@@ -273,14 +278,19 @@ func (c *checker) disturb(st *watchStream) {
 		if a := st.watches[w.rng.IntN(len(st.watches))]; a.created && !a.leaving {
 			a.leaving = st.s.Cancel(ended, a.wid) == nil
 		}
-	case x < 8 || still:
-		w.event("stream of s%d ends", st.store.i)
-		w.stats.WatchMoves += len(st.watches)
-		st.s.Close()
-		c.dropStream(st)
+	case x < 8:
+		c.endStream(st)
 	default:
 		st.idle = !st.idle
 	}
+}
+
+// endStream closes a stream; its watches go on elsewhere.
+func (c *checker) endStream(st *watchStream) {
+	c.w.event("stream of s%d ends", st.store.i)
+	c.w.stats.WatchMoves += len(st.watches)
+	st.s.Close()
+	c.dropStream(st)
 }
 
 // dropStream leaves the watches of a stream that is gone to be placed again.
