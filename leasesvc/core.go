@@ -11,8 +11,9 @@ import (
 
 // Options are the times of a core. Zero means the default.
 type Options struct {
-	// Extend is added to what a lease has left when its timers move to a new leader: as long as the
-	// old one may have gone on to renew it. An election timeout. Default 1 s.
+	// Extend is added to what a lease has left when its timers move to a new leader. A leader renews no
+	// longer than this after it has begun to ask a quorum that confirmed it (L6); so it must be the same
+	// on all nodes. An election timeout. Default 1 s.
 	Extend time.Duration
 	// CheckpointEvery is how often what a lease has left is recorded. Default 5 min.
 	CheckpointEvery time.Duration
@@ -42,7 +43,8 @@ func (o Options) withDefaults() Options {
 //
 // A lease may live longer than its time to live and never shorter (L5): its deadline is only ever
 // moved later, but by the end of the term, and what it says to end is ended only by the leader of
-// the term in which it was said.
+// the term in which it was said. A leader that was deposed and does not know it promises nothing that
+// its successors do not keep (L6).
 type Core struct {
 	o      Options
 	homes  map[pdpb.RegionID]*home
@@ -50,6 +52,7 @@ type Core struct {
 	ending int
 	// Mutants for tests.
 	NoExtend    bool // a new leader adds nothing
+	NoConfirm   bool // a leader renews without being confirmed
 	RenewEnding bool // renewals do not wait for an end that has begun
 }
 
@@ -58,6 +61,8 @@ type home struct {
 	id     pdpb.RegionID
 	term   uint64
 	loaded bool // every record is known
+	// until is when the last confirmation of the term by a quorum ceases to cover renewals (L6).
+	until  time.Duration
 	leases map[int64]*lease
 	// gone are the leases that ended while records were still being read: the reader may have seen
 	// them before.
@@ -145,6 +150,21 @@ func (c *Core) Loaded(region pdpb.RegionID, term uint64, id int64, rec *regionpb
 	c.add(h, id, rec, now+left(rec)+extend, now)
 }
 
+// Confirmed tells that a quorum said, in answer to a question that was put at a time, that the term
+// leads. No later leader had read its records at that time, so each adds Extend to what it promises
+// from then on.
+func (c *Core) Confirmed(region pdpb.RegionID, term uint64, asked time.Duration) {
+	if h := c.homes[region]; h != nil && h.term == term {
+		h.until = max(h.until, asked+c.o.Extend)
+	}
+}
+
+// ConfirmSoon says whether it is time to have the term confirmed, lest a renewal has to wait for it.
+func (c *Core) ConfirmSoon(region pdpb.RegionID, now time.Duration) bool {
+	h := c.homes[region]
+	return h != nil && now >= h.until-c.o.Extend/2
+}
+
 // LoadedAll ends the loading of a term.
 func (c *Core) LoadedAll(region pdpb.RegionID, term uint64) {
 	if h := c.homes[region]; h != nil && h.term == term {
@@ -230,6 +250,8 @@ const (
 	Renewed
 	// Wait: it is being ended, or not known yet; ask again when something has changed (L5).
 	Wait
+	// Unconfirmed: a quorum must confirm the term first; ask again after Confirmed.
+	Unconfirmed
 )
 
 // Renew gives a lease its full time to live again, and returns that in seconds. forget says that
@@ -247,10 +269,12 @@ func (c *Core) Renew(region pdpb.RegionID, id int64, now time.Duration) (out Out
 		return Unknown, 0, forget
 	case !c.RenewEnding && (l.state == ending || now >= l.deadline) || l.recording:
 		return Wait, 0, forget
+	case now >= h.until && !c.NoConfirm:
+		return Unconfirmed, 0, forget
 	case l.recorded > 0:
 		return Renewed, 0, Action{Kind: Checkpoint, Region: region, Term: h.term, ID: id}
 	}
-	// Never earlier: a new leader's extension covers what the old one goes on to promise.
+	// Never earlier: a new leader's extension covers what the old one may still promise (L6).
 	l.deadline = max(l.deadline, now+l.ttl)
 	// The queue holds an earlier time and corrects itself when that comes.
 	return Renewed, int64(l.ttl / time.Second), forget
@@ -268,6 +292,8 @@ func (c *Core) Remaining(region pdpb.RegionID, id int64, now time.Duration) (Out
 		return Wait, 0
 	case l == nil:
 		return Unknown, 0
+	case now >= h.until && !c.NoConfirm:
+		return Unconfirmed, 0 // it may have been renewed elsewhere
 	}
 	return Renewed, l.deadline - now
 }

@@ -138,7 +138,7 @@ func (s *Service) Serve(batch []byte) ([]byte, error) {
 			return nil, errBatch
 		}
 		batch = batch[1+k:]
-		a := s.answerLocked(request{kind, id})
+		a, _ := s.answerLocked(request{kind, id})
 		out = binary.AppendVarint(append(out, byte(a.out)), a.value)
 	}
 	return out, nil

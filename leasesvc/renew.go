@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
 
@@ -29,7 +30,7 @@ type answer struct {
 }
 
 // forget is an answer beside the core's outcomes: what is recorded must be taken back first.
-const forget Outcome = Wait + 1
+const forget Outcome = Unconfirmed + 1
 
 // pauseMax bounds the time between two looks while nothing is heard.
 const pauseMax = 100 * time.Millisecond
@@ -101,29 +102,66 @@ func (s *Service) ask(ctx context.Context, q request) (Outcome, int64, error) {
 func (s *Service) here(q request) (answer, chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := s.answerLocked(q)
+	a, confirmed := s.answerLocked(q)
 	if a.out != Wait {
-		return a, nil
+		return a, confirmed
 	}
 	ch := make(chan struct{})
 	s.mu.waiting[q.id] = append(s.mu.waiting[q.id], ch)
 	return a, ch
 }
 
-func (s *Service) answerLocked(q request) answer {
+// answerLocked answers a question from the core. With Unconfirmed comes a channel that is closed when
+// the region's term is confirmed; it is not when that fails.
+func (s *Service) answerLocked(q request) (a answer, confirmed chan struct{}) {
 	d, ok := s.cfg.Store.LeaseHome(q.id)
 	if !ok {
-		return answer{out: Elsewhere}
+		return answer{out: Elsewhere}, nil
 	}
-	if q.kind == askRemaining {
-		out, left := s.mu.core.Remaining(d.ID, q.id, s.now())
-		return answer{out, int64(left)}
+	now := s.now()
+	switch q.kind {
+	case askRemaining:
+		out, left := s.mu.core.Remaining(d.ID, q.id, now)
+		a = answer{out, int64(left)}
+	default:
+		out, ttl, undo := s.mu.core.Renew(d.ID, q.id, now)
+		if a = (answer{out, ttl}); undo.Kind == Checkpoint {
+			a = answer{out: forget}
+		}
 	}
-	out, ttl, undo := s.mu.core.Renew(d.ID, q.id, s.now())
-	if undo.Kind == Checkpoint {
-		return answer{out: forget}
+	if s.mu.core.ConfirmSoon(d.ID, now) {
+		s.confirmLocked(d.ID)
 	}
-	return answer{out, ttl}
+	if a.out == Unconfirmed {
+		confirmed = s.mu.confirming[d.ID]
+	}
+	return a, confirmed
+}
+
+// confirmLocked has a region's term confirmed (L6), unless that is under way. One round lets renewals
+// pass for as long as an election takes, so that it costs two messages and not one for each.
+func (s *Service) confirmLocked(region pdpb.RegionID) {
+	if s.mu.confirming[region] != nil {
+		return
+	}
+	done := make(chan struct{})
+	s.mu.confirming[region] = done
+	started := s.goLocked(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+		defer cancel()
+		asked := s.now()
+		term, err := s.cfg.Cluster.Confirm(ctx, region)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.mu.confirming, region)
+		if err == nil && term != 0 {
+			s.mu.core.Confirmed(region, term, asked)
+			close(done)
+		}
+	})
+	if !started {
+		delete(s.mu.confirming, region)
+	}
 }
 
 func isCode(err error, code regionpb.Code) bool {

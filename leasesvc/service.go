@@ -36,6 +36,9 @@ type Cluster interface {
 	Leader(d *pdpb.Descriptor) (store raftid.StoreID, here bool)
 	// Call sends a batch to the Serve of another node.
 	Call(ctx context.Context, to raftid.StoreID, batch []byte) ([]byte, error)
+	// Confirm asks a quorum whether a region is led here, and returns the term in which it was at some
+	// moment after the call; 0 when it is led elsewhere.
+	Confirm(ctx context.Context, region pdpb.RegionID) (term uint64, err error)
 	// KeepAwake says whether the clock runs for leases of a region here.
 	KeepAwake(region pdpb.RegionID, on bool)
 }
@@ -71,9 +74,12 @@ type Service struct {
 		core    *Core
 		awake   map[pdpb.RegionID]bool
 		waiting map[int64][]chan struct{} // closed when something about a lease has changed
-		todo    []Action
-		workers int
-		closed  bool
+		// confirming has the regions whose terms are being confirmed; each channel is closed when that
+		// has succeeded.
+		confirming map[pdpb.RegionID]chan struct{}
+		todo       []Action
+		workers    int
+		closed     bool
 	}
 }
 
@@ -88,6 +94,7 @@ func NewService(cfg Config) *Service {
 	s.mu.core = New(cfg.Options)
 	s.mu.awake = map[pdpb.RegionID]bool{}
 	s.mu.waiting = map[int64][]chan struct{}{}
+	s.mu.confirming = map[pdpb.RegionID]chan struct{}{}
 	return s
 }
 

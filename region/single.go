@@ -1,12 +1,8 @@
 package region
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"go.etcd.io/raft/v3"
 
 	"braid/pd/pdpb"
 	"braid/raftstore"
@@ -98,105 +94,4 @@ func (r *Replica) proposeMeta(h raftstore.Handle) bool {
 	r.leftQueue(1, m.size())
 	r.inflight.push(&proposal{index: index, term: term, meta: m, bytes: len(m.payload) + 64})
 	return true
-}
-
-// readIndexer batches read points of a single-group store: one ReadIndex of raft at a time, and
-// whoever comes while it is on its way takes the next. It belongs to the group's owner.
-type readIndexer struct {
-	seq     uint64
-	waiting []readIndexWaiter // for the request on its way
-	age     int               // ticks since it was sent
-}
-
-type readIndexWaiter struct {
-	done chan readIndexResult // buffered
-}
-
-type readIndexResult struct {
-	index uint64
-	err   error
-}
-
-// readIndexRetryTicks is when an unanswered ReadIndex is asked again: raft drops one that meets
-// no leader.
-const readIndexRetryTicks = 10
-
-// ReadPoint confirms the quorum of a single-group store and returns a position that includes
-// everything acknowledged before the call (S1). Any goroutine.
-func (r *Replica) ReadPoint(ctx context.Context) (pdpb.ReadPoint, error) {
-	w := readIndexWaiter{done: make(chan readIndexResult, 1)}
-	r.mu.Lock()
-	if r.mu.stopped {
-		r.mu.Unlock()
-		return pdpb.ReadPoint{}, ErrStopped
-	}
-	if len(r.mu.reads) >= r.lim.QueueCountMax {
-		r.mu.Unlock()
-		return pdpb.ReadPoint{}, regionpb.ErrorOf(regionpb.TooManyRequests)
-	}
-	r.mu.reads = append(r.mu.reads, w)
-	r.mu.Unlock()
-	r.cfg.Wake()
-	var res readIndexResult
-	select {
-	case res = <-w.done:
-	case <-ctx.Done():
-		return pdpb.ReadPoint{}, ctx.Err()
-	}
-	if res.err != nil {
-		return pdpb.ReadPoint{}, res.err
-	}
-	if err := r.awaitApplied(ctx, appliedWaiter{index: res.index}); err != nil {
-		return pdpb.ReadPoint{}, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return pdpb.ReadPoint{Cut: r.mu.applied.Cut, Rev: r.mu.vouched, Floor: r.mu.floor}, nil
-}
-
-func (ri *readIndexer) empty() bool { return len(ri.waiting) == 0 }
-
-// answered takes raft's answers; only the newest request's counts.
-func (ri *readIndexer) answered(states []raft.ReadState) {
-	for _, s := range states {
-		if len(ri.waiting) > 0 && len(s.RequestCtx) == 8 && binary.BigEndian.Uint64(s.RequestCtx) == ri.seq {
-			for _, w := range ri.waiting {
-				w.done <- readIndexResult{index: s.Index}
-			}
-			ri.waiting = nil
-		}
-	}
-}
-
-// roleChanged makes the next call ask again: the request may have gone to the old leader.
-func (ri *readIndexer) roleChanged() { ri.age = readIndexRetryTicks }
-
-func (ri *readIndexer) stop(more []readIndexWaiter) {
-	for _, w := range append(ri.waiting, more...) {
-		w.done <- readIndexResult{err: ErrStopped}
-	}
-	ri.waiting = nil
-}
-
-// serveReadIndex asks raft for those who wait. A leader asks only once the entry that opens its
-// term is applied: a single voter would answer before (A13).
-func (r *Replica) serveReadIndex(h raftstore.Handle, ticks int) {
-	ri := &r.readIdx
-	ri.age += ticks
-	if len(ri.waiting) > 0 && ri.age < readIndexRetryTicks {
-		return
-	}
-	if h.Leader() == 0 || (r.role.Leading && r.pos.Index < r.role.Open) {
-		return
-	}
-	r.mu.Lock()
-	ri.waiting = append(ri.waiting, r.mu.reads...)
-	r.mu.reads = nil
-	r.mu.Unlock()
-	if len(ri.waiting) == 0 {
-		return
-	}
-	ri.seq++
-	ri.age = 0
-	h.ReadIndex(binary.BigEndian.AppendUint64(nil, ri.seq))
 }

@@ -30,6 +30,26 @@ func (c leaseCluster) Call(ctx context.Context, to raftid.StoreID, batch []byte)
 	return c.n.net.Call(ctx, to, methodLeases, batch)
 }
 
+// Confirm implements leasesvc.Cluster.
+func (c leaseCluster) Confirm(ctx context.Context, id pdpb.RegionID) (uint64, error) {
+	h := c.n.regions.get(id)
+	if h == nil {
+		return 0, nil
+	}
+	type answer struct {
+		term uint64
+		err  error
+	}
+	answered := make(chan answer, 1)
+	h.ConfirmLeader(func(term uint64, err error) { answered <- answer{term, err} })
+	select {
+	case a := <-answered:
+		return a.term, a.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
 // KeepAwake implements leasesvc.Cluster.
 func (c leaseCluster) KeepAwake(id pdpb.RegionID, on bool) {
 	if h := c.n.regions.get(id); h != nil {

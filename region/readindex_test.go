@@ -1,0 +1,59 @@
+package region
+
+import (
+	"errors"
+	"testing"
+
+	"go.etcd.io/raft/v3"
+)
+
+// TestConfirmLeader: only an answer to a question that this replica put as leader confirms its term.
+func TestConfirmLeader(t *testing.T) {
+	h := newHost(1, testDesc, nil)
+	type answer struct {
+		term uint64
+		err  error
+	}
+	answers := make(chan answer, 1)
+	// ask puts the question and has raft asked.
+	ask := func() {
+		t.Helper()
+		h.r.ConfirmLeader(func(term uint64, err error) { answers <- answer{term, err} })
+		h.work()
+	}
+	said := func(what string, n int, want uint64) {
+		t.Helper()
+		if len(h.log.reads) != n {
+			t.Fatalf("%s: %d questions, want %d", what, len(h.log.reads), n)
+		}
+		h.turn(nil, []raft.ReadState{{Index: 11, RequestCtx: h.log.reads[n-1]}})
+		if a := <-answers; a.term != want || a.err != nil {
+			t.Errorf("%s: term %d, %v; want %d", what, a.term, a.err, want)
+		}
+	}
+	h.follow(5, 2)
+	ask()
+	said("a follower, whose leader answers", 1, 0)
+
+	h.lead(6)
+	ask()
+	if len(h.log.reads) != 1 {
+		t.Fatal("asked before the term's opening entry was applied")
+	}
+	h.commit(11)
+	h.work()
+	said("a leader", 2, 6)
+
+	// The answer is lost with the leadership; what the successor answers confirms nothing here.
+	ask()
+	h.follow(7, 3)
+	said("a leader that was deposed", 4, 0)
+
+	h.lead(8)
+	h.commit(12)
+	ask()
+	h.r.Stop()
+	if a := <-answers; !errors.Is(a.err, ErrStopped) {
+		t.Errorf("stopped: %v", a)
+	}
+}
