@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"iter"
 	"slices"
@@ -146,8 +147,8 @@ func (s *MemStore) GC(span Span, from, to Revision) GCStats {
 	return st
 }
 
-// Events calls fn with every event of span whose revision lies in [from, to], in (Mod, Sub) order.
-func (s *MemStore) Events(from, to Revision, span Span, fn func(v *Version) error) error {
+// Events implements Reader.
+func (s *MemStore) Events(_ context.Context, from, to Revision, span Span, fn func(v *Version) error) error {
 	var found []*Version
 	s.mu.RLock()
 	s.live.events.AscendGreaterOrEqual(&Version{Mod: from}, func(e *Version) bool {

@@ -7,6 +7,7 @@ package mvcc
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math"
 )
@@ -95,6 +96,10 @@ type Reader interface {
 	// Attached calls fn with each key of span whose newest version names the lease, in key order,
 	// until fn returns false.
 	Attached(lease int64, span Span, fn func(key []byte) bool) error
+	// Events calls fn with every event of span whose revision lies in [from, to], both ends
+	// included, in (Mod, Sub) order, from one state. `from` must not lie below the span's floor:
+	// events there are partly gone. The slices are valid during the call.
+	Events(ctx context.Context, from, to Revision, span Span, fn func(v *Version) error) error
 	// Record returns a record of the system space, false when there is none.
 	Record(k RecordKey) ([]byte, bool, error)
 	// Records calls fn with each record of a kind that lies in span, in order, until fn returns

@@ -1,6 +1,7 @@
 package region
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -25,6 +26,9 @@ func (nullStore) Count(mvcc.Span, mvcc.Revision) (int64, error)      { return 0,
 func (nullStore) Attached(int64, mvcc.Span, func([]byte) bool) error { return nil }
 func (nullStore) Record(mvcc.RecordKey) ([]byte, bool, error)        { return nil, false, nil }
 func (nullStore) Records(mvcc.RecordKind, mvcc.Span, func(mvcc.RecordKey, []byte) bool) error {
+	return nil
+}
+func (nullStore) Events(context.Context, mvcc.Revision, mvcc.Revision, mvcc.Span, func(*mvcc.Version) error) error {
 	return nil
 }
 func (nullStore) NewBatch() mvcc.Batch { return nullBatch{} }

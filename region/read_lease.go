@@ -2,15 +2,18 @@ package region
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"braid/mvcc"
 	"braid/region/regionpb"
 )
 
-// readLeases reads records of leases, or the keys that are attached to one, from applied state.
-func (r *Replica) readLeases(req *regionpb.ReadRequest) (*regionpb.ReadResponse, error) {
+// readLeases reads records of leases from applied state, they have no revision; or the keys that were
+// attached to a lease at a revision.
+func (r *Replica) readLeases(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionpb.ReadResponse, error) {
 	resp := &regionpb.ReadResponse{}
 	bytesMax := int64(r.lim.ReadBytesMax)
 	if req.MaxBytes > 0 {
@@ -46,13 +49,65 @@ func (r *Replica) readLeases(req *regionpb.ReadRequest) (*regionpb.ReadResponse,
 			return take(k.At, id[:], value)
 		})
 	default:
-		err = r.cfg.Engine.Attached(req.Lease, req.Span, func(key []byte) bool {
-			return take(key, key, nil)
-		})
+		var keys [][]byte
+		var resume []byte
+		keys, resume, err = r.attachedAt(req.Lease, req.Span, rev)
+		for i := range keys {
+			if !take(keys[i], keys[i], nil) {
+				break
+			}
+		}
+		if resume != nil && !resp.More {
+			resp.More, resp.Resume = true, resume
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("region %d: reading leases: %w", r.id, err)
 	}
 	resp.KVs = page.kvs
 	return resp, nil
+}
+
+// attachedAt returns keys of a span that were attached to a lease at a revision, in order, and where
+// it stopped, if it did before the end. The engine's index says what is attached now; what has changed
+// since the revision is looked up in history, so that regions that are read one after another, while
+// keys move between leases, together show one revision.
+func (r *Replica) attachedAt(lease int64, span mvcc.Span, rev mvcc.Revision) (keys [][]byte, resume []byte, err error) {
+	err = r.cfg.Engine.Attached(lease, span, func(key []byte) bool {
+		if len(keys) == r.lim.ReadKeysMax {
+			resume = bytes.Clone(key)
+			span.End = resume
+			return false
+		}
+		keys = append(keys, bytes.Clone(key))
+		return true
+	})
+	if err != nil || r.Applied().Floor > rev {
+		return nil, nil, err // the caller finds that the revision is compacted
+	}
+	// After the index, so that nothing is missed of what it shows.
+	var changed [][]byte
+	if err = r.cfg.Engine.Events(context.Background(), rev+1, mvcc.Latest, span, func(v *mvcc.Version) error {
+		changed = append(changed, bytes.Clone(v.Key))
+		return nil
+	}); err != nil || len(changed) == 0 {
+		return keys, resume, err
+	}
+	slices.SortFunc(changed, bytes.Compare)
+	changed = slices.CompactFunc(changed, bytes.Equal)
+	keys = slices.DeleteFunc(keys, func(k []byte) bool {
+		_, ok := slices.BinarySearchFunc(changed, k, bytes.Compare)
+		return ok
+	})
+	for _, k := range changed {
+		v, ok, err := r.cfg.Engine.Get(k, rev)
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok && !v.Tombstone() && v.Lease == lease {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, bytes.Compare)
+	return keys, resume, nil
 }

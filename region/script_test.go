@@ -33,7 +33,7 @@ import (
 //	fence                pd raises the fence
 //	deliver r= [through=]   feed r=   (everything, and pd's mark)
 //	tick r= n=           work r=      flush r=   crash r=   durable r=
-//	read r= [cut=] [rev=] [key=] [end=]
+//	read r= [cut=] [rev=] [key=] [end=] [lease=]    with lease, the keys that are attached to it
 //	log r=   report r=   state r=   idle r=   floor r= rev=
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
@@ -301,7 +301,7 @@ func (s *script) entry(e *raftpb.Entry) {
 func (s *script) read(h *host, d *datadriven.TestData) {
 	req := &regionpb.ReadRequest{Region: testDesc.ID, Cut: pdpb.Cut(arg(d, "cut", 0)), Rev: mvcc.Revision(arg(d, "rev", 0)),
 		Span: testDesc.Span, WantCount: true, Limit: int64(arg(d, "limit", 0)), KeysOnly: has(d, "keysonly"), CountOnly: has(d, "countonly"),
-		MinMod: mvcc.Revision(arg(d, "minmod", 0))}
+		MinMod: mvcc.Revision(arg(d, "minmod", 0)), Lease: int64(arg(d, "lease", 0))}
 	if k := word(d, "key"); k != "" {
 		req.Span = mvcc.Key([]byte(k))
 		if e := word(d, "end"); e != "" {

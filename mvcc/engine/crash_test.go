@@ -22,7 +22,7 @@ func (s states) note(t testing.TB, m *mvcc.MemStore, group uint64) {
 		s[group] = map[string][]string{"": {""}}
 	}
 	p, _ := m.Position(group)
-	s[group][string(p)] = append(s[group][string(p)], groupDump(t, memState{m}, group))
+	s[group][string(p)] = append(s[group][string(p)], groupDump(t, m, group))
 }
 
 // check compares a group with what it was at the position.
@@ -37,7 +37,7 @@ func (s states) check(t testing.TB, e *Engine, group uint64, position []byte) {
 	}
 }
 
-func groupDump(t testing.TB, r readState, group uint64) string {
+func groupDump(t testing.TB, r mvcc.Reader, group uint64) string {
 	return dump(t, r, groupSpan(group))
 }
 

@@ -82,9 +82,7 @@ func versionAt(it *pebble.Iterator, b *readBuf, key []byte, rev mvcc.Revision, v
 	return readVersion(it, v)
 }
 
-// Events calls fn with every event of span whose revision lies in [from, to], both ends included,
-// in (revision, sub) order, from one state of the store. Slices are valid during the call. `from`
-// must not lie below the span's floor: events there are partly gone.
+// Events implements mvcc.Reader.
 func (r reader) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(v *mvcc.Version) error) error {
 	b := getBuf()
 	defer b.release()

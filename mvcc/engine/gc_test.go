@@ -73,7 +73,7 @@ func TestGCCutShort(t *testing.T) {
 		e = openMem(t, fs)
 		compare(t, reads(e), want)
 	}
-	compare(t, groupDump(t, e, 1), groupDump(t, memState{m}, 1))
+	compare(t, groupDump(t, e, 1), groupDump(t, m, 1))
 	if e.LogicalBytes() != m.LogicalBytes() {
 		t.Errorf("%d logical bytes, model %d", e.LogicalBytes(), m.LogicalBytes())
 	}

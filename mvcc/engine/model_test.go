@@ -135,20 +135,8 @@ func openMem(t testing.TB, fs vfs.FS) *Engine {
 	return e
 }
 
-// readState is what both stores must agree on.
-type readState interface {
-	mvcc.Reader
-	Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error
-}
-
-type memState struct{ *mvcc.MemStore }
-
-func (m memState) Events(_ context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error {
-	return m.MemStore.Events(from, to, span, fn)
-}
-
 // dump prints everything a reader can see of a span: all events, then reads at a revision.
-func dump(t testing.TB, r readState, span mvcc.Span, ats ...mvcc.Revision) string {
+func dump(t testing.TB, r mvcc.Reader, span mvcc.Span, ats ...mvcc.Revision) string {
 	t.Helper()
 	var out []byte
 	line := func(v *mvcc.Version) {
@@ -236,7 +224,7 @@ func checkEqual(t testing.TB, e *Engine, m *mvcc.MemStore, h *history) {
 		ats = append(ats, mvcc.Revision(h.rng.Int64N(int64(h.rev)+2)))
 	}
 	span := h.span()
-	compare(t, dump(t, e, span, ats...), dump(t, memState{m}, span, ats...))
+	compare(t, dump(t, e, span, ats...), dump(t, m, span, ats...))
 	for range 4 {
 		k, at := h.key(uint64(1+h.rng.IntN(4))), ats[h.rng.IntN(len(ats))]
 		v, ok, err := e.Get(k, at)

@@ -146,6 +146,52 @@ func TestLeaseKeys(t *testing.T) {
 	})
 }
 
+// TestLeaseKeysAtOneRevision moves a key in each of two regions from lease to lease, both at once, and
+// asks meanwhile for what is attached: both keys are, or none.
+func TestLeaseKeysAtOneRevision(t *testing.T) {
+	shapes(t, 3, func(t *testing.T, c *testCluster) {
+		ctx := within(t)
+		for id := range int64(2) {
+			if _, err := pb.NewLeaseClient(c.nodes[0].conn).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 1 + id, TTL: 600}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				lease := clientv3.WithLease(clientv3.LeaseID(1 + i%2))
+				if _, err := c.nodes[0].client().Txn(ctx).Then(clientv3.OpPut("a", "", lease), clientv3.OpPut("y", "", lease)).Commit(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		full, empty := 0, 0
+		for i := 0; i < 200 || (full == 0 || empty == 0) && ctx.Err() == nil; i++ {
+			resp, err := pb.NewLeaseClient(c.nodes[i%3].conn).LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 1, Keys: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch len(resp.Keys) {
+			case 0:
+				empty++
+			case 2:
+				full++
+			default:
+				t.Fatalf("attached: %q", resp.Keys)
+			}
+		}
+		close(stop)
+		wg.Wait()
+	})
+}
+
 // TestLeaseEndRaces ends leases while keys are attached to them from everywhere: whatever was
 // acknowledged before the end is gone, and nothing is attached after it.
 func TestLeaseEndRaces(t *testing.T) {

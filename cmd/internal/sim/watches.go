@@ -143,7 +143,7 @@ func (x watchSource) Floor() mvcc.Revision { return max(x.Applied().Floor, x.s.c
 type simHistory struct{ s *store }
 
 // Events implements watchsvc.History.
-func (h simHistory) Events(_ context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error {
+func (h simHistory) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error {
 	w := h.s.w
 	w.stats.Histories++
 	if w.chance(3) {
@@ -152,7 +152,7 @@ func (h simHistory) Events(_ context.Context, from, to mvcc.Revision, span mvcc.
 	if w.chance(4) {
 		w.check.collect(h.s)
 	}
-	err := h.s.engine.Events(from, to, span, fn)
+	err := h.s.engine.Events(ctx, from, to, span, fn)
 	if w.chance(3) {
 		w.work(h.s, 1+w.rng.IntN(3))
 	}
