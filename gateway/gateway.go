@@ -105,8 +105,8 @@ type Config struct {
 	WarnDuration time.Duration
 
 	// ProgressNotifyInterval is how often a watcher that asked for it is told how far it is;
-	// default 10 minutes, at least 100 ms. ElectionTimeout is the cluster's: a watch that requires
-	// a leader ends after three without one. Default 1 s.
+	// default 10 minutes, at least 100 ms. ElectionTimeout is the cluster's: a stream that
+	// requires a leader ends after three without one. Default 1 s.
 	ProgressNotifyInterval time.Duration
 	ElectionTimeout        time.Duration
 
@@ -178,16 +178,17 @@ type Server struct {
 	limits  limits
 	metrics *metrics
 
-	grpc      *grpc.Server
-	grpcConns *connListener // connections that speak gRPC
-	health    *health.Server
-	http      *http.Server
-	httpConns *connListener // connections that speak HTTP
-	json      *grpc.ClientConn
-	locks     *clientv3.Client // of the Lock and Election services
-	serving   sync.WaitGroup   // the two servers above
-	stopping  chan struct{}    // closed when Stop begins: watches end
-	receivers sync.WaitGroup   // of watch streams
+	grpc       *grpc.Server
+	grpcConns  *connListener // connections that speak gRPC
+	health     *health.Server
+	http       *http.Server
+	httpConns  *connListener // connections that speak HTTP
+	json       *grpc.ClientConn
+	locks      *clientv3.Client // of the Lock and Election services
+	serving    sync.WaitGroup   // the two servers above, and who looks for a leader
+	stopping   chan struct{}    // closed when Stop begins: watches end
+	receivers  sync.WaitGroup   // of watch streams
+	leaderless leaderless
 
 	mu struct {
 		sync.Mutex
@@ -225,6 +226,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.serving.Go(func() { s.serveOn("grpc", s.grpc.Serve(s.grpcConns)) })
 	s.serving.Go(func() { s.serveOn("http", s.http.Serve(s.httpConns)) })
+	s.serving.Go(s.watchLeader)
 	return s, nil
 }
 

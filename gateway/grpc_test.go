@@ -271,3 +271,54 @@ func TestOverload(t *testing.T) {
 		t.Errorf("afterwards: %v", err)
 	}
 }
+
+// sleepyLeases never answers a renewal.
+type sleepyLeases struct{ gateway.Leases }
+
+func (sleepyLeases) Renew(ctx context.Context, _ int64) (int64, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+// TestStreamsRequireLeader: running streams whose clients require a leader end when there has been none
+// for three election timeouts, and not sooner; others go on.
+func TestStreamsRequireLeader(t *testing.T) {
+	const election = 20 * time.Millisecond
+	f := start(t, func(c *gateway.Config) {
+		patient(c)
+		c.Leases, c.ElectionTimeout = sleepyLeases{}, election
+	})
+	open := func(ctx context.Context, busy bool) pb.Lease_LeaseKeepAliveClient {
+		t.Helper()
+		s, err := pb.NewLeaseClient(f.conn).LeaseKeepAlive(ctx)
+		if err == nil && busy {
+			err = s.Send(&pb.LeaseKeepAliveRequest{ID: 1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	requires := metadata.AppendToOutgoingContext(t.Context(), rpctypes.MetadataRequireLeaderKey, rpctypes.MetadataHasLeader)
+	other, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	idle, busy, patient := open(requires, false), open(requires, true), open(other, true)
+	// The streams run once the server has seen them; a request on the same connection comes after.
+	if _, err := pb.NewKVClient(f.conn).Range(requires, &pb.RangeRequest{Key: []byte("k")}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	f.cluster.leader.Store(0)
+	for name, s := range map[string]pb.Lease_LeaseKeepAliveClient{"idle": idle, "busy": busy} {
+		if _, err := s.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != "etcdserver: no leader" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if took := time.Since(began); took < 2*election {
+		t.Errorf("ended after %v", took)
+	}
+	cancel()
+	if _, err := patient.Recv(); status.Code(err) != codes.Canceled {
+		t.Errorf("a stream that requires no leader: %v", err)
+	}
+}

@@ -48,10 +48,8 @@ func (s *Server) checkMetadata(ctx context.Context, kind string) error {
 		return rpctypes.ErrGRPCInvalidClientAPIVersion
 	}
 	s.metrics.countClient(kind, client)
-	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataRequireLeaderKey); len(v) > 0 && v[0] == rpctypes.MetadataHasLeader {
-		if s.cfg.Cluster.Leader() == 0 {
-			return rpctypes.ErrGRPCNoLeader
-		}
+	if requiresLeader(ctx) && s.cfg.Cluster.Leader() == 0 {
+		return rpctypes.ErrGRPCNoLeader
 	}
 	return nil
 }

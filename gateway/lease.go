@@ -90,8 +90,8 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest)
 	return resp, nil
 }
 
-// LeaseKeepAlive answers the renewals of a stream in order. Its client ends it, or a leader that
-// does not come back.
+// LeaseKeepAlive answers the renewals of a stream in order. Its client ends it, or the want
+// of a leader when it requires one.
 func (l *leaseServer) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	ended := make(chan error, 1)
 	l.s.receivers.Go(func() { ended <- l.keepAlive(stream) })
@@ -100,6 +100,8 @@ func (l *leaseServer) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error
 		return err
 	case <-stream.Context().Done():
 		return toStatus(stream.Context().Err())
+	case <-l.s.leaderless.channel(stream.Context()):
+		return rpctypes.ErrGRPCNoLeader
 	case <-l.s.stopping:
 		return rpctypes.ErrGRPCStopped
 	}

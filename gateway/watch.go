@@ -11,7 +11,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -23,9 +22,6 @@ const (
 	// progressIntervalDefault and progressIntervalMin are etcd's.
 	progressIntervalDefault = 10 * time.Minute
 	progressIntervalMin     = 100 * time.Millisecond
-	// leaderlessMax is how many election timeouts a stream that requires a leader survives
-	// without one.
-	leaderlessMax = 3
 )
 
 // watchServer is etcd's Watch service over the hub of this node.
@@ -135,11 +131,7 @@ func (ws *watchStream) send(received <-chan error) error {
 	// As in etcd, streams that began together do not all report together.
 	progress := time.NewTicker(interval + rand.N(interval/10))
 	defer progress.Stop()
-	leader := ws.leaderTicker()
-	if leader != nil {
-		defer leader.Stop()
-	}
-	leaderless := 0
+	leaderless := ws.s.leaderless.channel(ctx)
 	for {
 		more, err := ws.sendNext(ctx)
 		if err != nil {
@@ -174,12 +166,8 @@ func (ws *watchStream) send(received <-chan error) error {
 				}
 				ws.due[id] = true
 			}
-		case <-tickerC(leader):
-			if ws.s.cfg.Cluster.Leader() != 0 {
-				leaderless = 0
-			} else if leaderless++; leaderless >= leaderlessMax {
-				return rpctypes.ErrGRPCNoLeader
-			}
+		case <-leaderless:
+			return rpctypes.ErrGRPCNoLeader
 		}
 	}
 }
@@ -189,22 +177,6 @@ var alwaysReady = func() <-chan struct{} {
 	close(ch)
 	return ch
 }()
-
-// leaderTicker ticks once an election timeout if the client requires a leader; else it is nil.
-func (ws *watchStream) leaderTicker() *time.Ticker {
-	v := metadata.ValueFromIncomingContext(ws.grpc.Context(), rpctypes.MetadataRequireLeaderKey)
-	if len(v) == 0 || v[0] != rpctypes.MetadataHasLeader {
-		return nil
-	}
-	return time.NewTicker(ws.s.cfg.ElectionTimeout)
-}
-
-func tickerC(t *time.Ticker) <-chan time.Time {
-	if t == nil {
-		return nil
-	}
-	return t.C
-}
 
 // ended is how a stream's end is told to the client.
 func (ws *watchStream) ended(err error) error {
