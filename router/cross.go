@@ -29,8 +29,9 @@ type job interface {
 	// answer, but for errAgain, which asks for another attempt.
 	evaluate(ctx context.Context, p point, parts []participant) (outcome, error)
 	// between is called after an attempt that failed so, without locks (T5: registrations come
-	// before locks).
-	between(ctx context.Context) error
+	// before locks). It says whether the next attempt knows of something that the ones before did not
+	// find; otherwise somebody else keeps changing what they find.
+	between(ctx context.Context) (news bool, err error)
 }
 
 // outcome is what evaluation came to.
@@ -148,6 +149,7 @@ type txnJob struct {
 	// one that a region has to be registered for.
 	homes   []int64
 	missing *missingLease
+	tried   map[leaseAt]bool // what was registered before; when it is missing again, others end it
 }
 
 func (j *txnJob) participants(_ context.Context, regions []pdpb.Descriptor) ([]participant, error) {
@@ -163,19 +165,29 @@ func (j *txnJob) evaluate(ctx context.Context, p point, _ []participant) (outcom
 	return outcome{effects: e.effects, fill: e.fill, rev: p.rev}, nil
 }
 
-func (j *txnJob) between(ctx context.Context) error {
+func (j *txnJob) between(ctx context.Context) (news bool, err error) {
 	m := j.missing
 	if m == nil {
-		return nil
+		return false, nil
 	}
 	j.missing = nil
-	_, err := j.r.propose(ctx, &regionpb.WriteRequest{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseAttach, ID: m.lease, Span: mvcc.Key(m.key)}})
+	at := leaseAt{lease: m.lease}
+	if d, ok := find(j.r.oracle.Regions(), m.key); ok {
+		at.region = d.ID
+	}
+	if news = !j.tried[at]; news {
+		if j.tried == nil {
+			j.tried = map[leaseAt]bool{}
+		}
+		j.tried[at] = true
+	}
+	_, err = j.r.propose(ctx, &regionpb.WriteRequest{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseAttach, ID: m.lease, Span: mvcc.Key(m.key)}})
 	if codeOf(err) == regionpb.LeaseNotFound {
 		// Whether that matters depends on the branch that is taken, and it must be so at the same
 		// point at which the branch is decided.
 		j.homes, err = append(j.homes, m.lease), nil
 	}
-	return err
+	return news, err
 }
 
 // attempts is a transaction over several regions: attempt after attempt, each with an id of its
@@ -193,10 +205,13 @@ func (r *Router) attempts(ctx context.Context, j job) (*pb.TxnResponse, error) {
 			age = a.id // what was tried first goes first, else a large transaction would starve
 		}
 		if errors.Is(err, errAgain) {
-			if err := j.between(ctx); err != nil {
+			news, err := j.between(ctx)
+			if err != nil {
 				return nil, err
 			}
-			continue
+			if news {
+				continue
+			}
 		}
 		fresh = codeOf(err) == regionpb.Aborted
 		if werr := b.wait(ctx); werr != nil {
