@@ -23,7 +23,7 @@ const leaseRate = 20
 // leaseTTLMax is the longest lease, in seconds; leaseExtend is what a new leader adds.
 const (
 	leaseTTLMax = 9
-	leaseExtend = 6 * time.Second
+	leaseExtend = 2 * time.Second
 )
 
 // leaseTime is the time of leases as an onlooker sees it; every store counts from an origin of its own.
@@ -41,12 +41,12 @@ type leaseLoad struct {
 
 func (s *store) openLeases() {
 	s.leases = leasesvc.New(leasesvc.Options{
-		// Two election timeouts, with what chance adds to ten ticks of four steps each.
+		// Less than a deposed leader may take to hear of it.
 		Extend: leaseExtend, CheckpointEvery: 3 * time.Second, RetryAfter: time.Second, EndingMax: 4,
 	})
 	s.leases.NoExtend, s.leases.RenewEnding = s.w.mut.noExtend, s.w.mut.renewEnding
 	s.origin = time.Duration(s.w.rng.IntN(1e6)) * time.Millisecond
-	s.loads = nil
+	s.loads, s.confirming = nil, map[pdpb.RegionID]bool{}
 }
 
 // feedLeases makes a replica tell the store's core what it applies and when it leads.
@@ -152,12 +152,12 @@ type leaseState struct {
 	calls int // of commands on leases, unanswered
 }
 
-// leaseLook is what a region said of a lease's keys.
+// leaseLook is what a region said of a lease's keys at a revision.
 type leaseLook struct {
-	id       int64
-	region   int
-	from, to mvcc.Revision // it was so at one of these
-	keys     []string
+	id     int64
+	region int
+	rev    mvcc.Revision
+	keys   []string
 }
 
 const leasesMax = 8
@@ -237,6 +237,9 @@ func (c *checker) renewLease(l *lease) {
 			continue
 		}
 		out, ttl, forget := s.leases.Renew(home, l.id, s.leaseTime())
+		if s.leases.ConfirmSoon(home, s.leaseTime()) {
+			s.confirm(home)
+		}
 		switch {
 		case forget.Kind == leasesvc.Checkpoint:
 			c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: l.id}, func(*pb.TxnResponse, error) {})
@@ -252,6 +255,25 @@ func (c *checker) renewLease(l *lease) {
 			l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
 		}
 	}
+}
+
+// confirm has a quorum asked whether a region is led here (L6).
+func (s *store) confirm(id pdpb.RegionID) {
+	if s.confirming[id] {
+		return
+	}
+	s.confirming[id] = true
+	life, asked := s.life, s.leaseTime()
+	s.groups[id].replica.ConfirmLeader(func(term uint64, err error) {
+		if !s.up || s.life != life {
+			return
+		}
+		delete(s.confirming, id)
+		if err == nil && term != 0 {
+			s.w.stats.Confirms++
+			s.leases.Confirmed(id, term, asked)
+		}
+	})
 }
 
 func (c *checker) homeOf(id int64) pdpb.RegionID {
@@ -336,7 +358,7 @@ func (c *checker) lookAtLease(l *lease) {
 				w.fail("keys of lease %d at store %d: %v", l.id, g.s.i, err)
 				return
 			}
-			look := leaseLook{id: l.id, region: i, from: p.Rev, to: c.mark.Rev}
+			look := leaseLook{id: l.id, region: i, rev: p.Rev}
 			for _, x := range resp.KVs {
 				look.keys = append(look.keys, string(x.Key))
 			}
@@ -417,12 +439,8 @@ func (c *checker) checkLeases(h history) error {
 		}
 	}
 	for _, x := range c.leases.looks {
-		ok := false
-		for rev := x.from; rev <= x.to && !ok; rev++ {
-			ok = slices.Equal(x.keys, h.attachedAt(x.id, []int{x.region}, rev))
-		}
-		if !ok {
-			return fmt.Errorf("I4: region %d said that lease %d has %v, which was so at no revision in [%d, %d]", x.region, x.id, x.keys, x.from, x.to)
+		if want := h.attachedAt(x.id, []int{x.region}, x.rev); !slices.Equal(x.keys, want) {
+			return fmt.Errorf("I4: region %d said that lease %d has %v at revision %d, it had %v", x.region, x.id, x.keys, x.rev, want)
 		}
 	}
 	return nil

@@ -20,6 +20,7 @@ type Stats struct {
 	Revisions                                       int
 	Grants, Renewals, Revokes, Expiries             int
 	Registrations, LeaseEnds, SpreadEnds, Looks     int
+	Confirms                                        int
 }
 
 func (s *Stats) fields() []*int {
@@ -31,7 +32,7 @@ func (s *Stats) fields() []*int {
 		&s.Reads, &s.Served, &s.Serializable, &s.Compacted,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
 		&s.Watches, &s.WatchEvents, &s.WatchMoves, &s.Histories, &s.WatchesCompacted, &s.ProgressAsked, &s.Progress,
-		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.Looks,
+		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.Looks, &s.Confirms,
 	}
 }
 
@@ -43,7 +44,7 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| reads served serializable compacted
 	| cuts items fences compactions collections removed txns commits aborts revisions
 	| watches events moves histories compacted progress-asked progress
-	| grants renewals revokes expiries registrations ends spread-ends looks`)
+	| grants renewals revokes expiries registrations ends spread-ends looks confirms`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

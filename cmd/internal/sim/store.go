@@ -50,7 +50,9 @@ type store struct {
 
 	leases *leasesvc.Core
 	loads  []*leaseLoad
-	origin time.Duration // of its time of leases
+	// confirming are the regions whose terms are being confirmed for leases.
+	confirming map[pdpb.RegionID]bool
+	origin     time.Duration // of its time of leases
 }
 
 // group is a raft group with what reached it since its last turn.
