@@ -12,6 +12,7 @@ import (
 // TestAutoCompaction lets a store compact itself, through a restart of the node that does it: old
 // revisions are refused on all nodes, and the versions are removed.
 func TestAutoCompaction(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for _, shape := range []func(*config.Config){splitAt("b"), singleGroupMode} {
 		c := newCluster(t, 3, shape, func(c *config.Config) { c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "500ms" })
 		c.start(c.nodes...)

@@ -194,11 +194,12 @@ func TestTooManyRequests(t *testing.T) {
 // cut them. It learns of its regions from the directory alone: what the groups sent it before it
 // knew them was dropped (B6).
 func TestLateNode(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t, 3, splitAt("m"))
 	c.tiny()
 	c.start(c.nodes[:2]...)
 	c.nodes[0].put("z", "1")
-	c.churn(c.nodes[0], "a", 3000)
+	c.churn(c.nodes[0], "a", 1600)
 	c.start(c.nodes[2])
 	late := c.nodes[2]
 	c.eventually("the late node reads", func() bool { return late.get("z") == "1" })

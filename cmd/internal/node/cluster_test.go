@@ -254,11 +254,3 @@ func (c *testCluster) eventually(what string, ok func() bool) {
 		}
 	}
 }
-
-// goleakNow checks that nothing of a stopped node runs any more.
-func goleakNow(t *testing.T) {
-	t.Helper()
-	if err := goleak.Find(goleak.IgnoreCurrent()); err != nil {
-		t.Error(err)
-	}
-}

@@ -55,6 +55,7 @@ func (n *testNode) progress() string {
 
 // TestCollection removes what compactions superseded, on every node, once and for all.
 func TestCollection(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for _, shape := range []func(int) *testCluster{
 		func(size int) *testCluster { return newCluster(t, size, splitAt("b", "c")) },
 		func(size int) *testCluster { return newCluster(t, size, singleGroupMode) },
@@ -145,7 +146,7 @@ func TestLogIsBounded(t *testing.T) {
 		c.start(c.nodes...)
 		n := c.nodes[0]
 		n.put("z", "idle")
-		c.churn(n, "a", 8000) // 8 MB and more: 32 segments
+		c.churn(n, "a", 4800) // 5 MB and more: 19 segments
 		c.eventually("old segments are free", func() bool { return n.n.wal.Stats().Segments <= 8 })
 		c.restart(n)
 		if got := n.get("z"); got != "idle" {
@@ -158,6 +159,7 @@ func TestLogIsBounded(t *testing.T) {
 // TestFollowerCatchesUpBySnapshot stops a node until the others' logs begin above what it has, and
 // starts it again while writes go on.
 func TestFollowerCatchesUpBySnapshot(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for _, shape := range []string{"regions", "single-group"} {
 		t.Run(shape, func(t *testing.T) {
 			change := splitAt("m")
@@ -171,7 +173,7 @@ func TestFollowerCatchesUpBySnapshot(t *testing.T) {
 			c.churn(c.nodes[0], "a", 160)
 			down := c.nodes[2]
 			c.stop(down)
-			c.churn(c.nodes[0], "a", 4000)
+			c.churn(c.nodes[0], "a", 1600)
 			// What was superseded meanwhile is removed; the snapshot's receiver must come to the same.
 			rev := c.nodes[0].put("z", "2")
 			c.nodes[0].compact(rev, true)

@@ -26,6 +26,7 @@ var spread = []string{"a", "c", "e", "g", "i", "k", "m", "o", "q", "s", "u", "w"
 // TestLeaseKeys attaches keys of all regions to leases, moves and detaches some, and ends the leases:
 // each end is one revision, with one event for each key that is still attached, in the order of keys.
 func TestLeaseKeys(t *testing.T) {
+	t.Parallel() // it mostly waits
 	shapes(t, 3, func(t *testing.T, c *testCluster) {
 		ctx := within(t)
 		cl := c.nodes[0].client()
@@ -239,6 +240,7 @@ func TestLeaseEndRaces(t *testing.T) {
 // TestLeaseLeaders lets nodes go away while leases are renewed: none ends, and those that nobody
 // renews end.
 func TestLeaseLeaders(t *testing.T) {
+	t.Parallel() // it mostly waits
 	shapes(t, 3, func(t *testing.T, c *testCluster) {
 		ctx := within(t)
 		cl := c.nodes[2].client()
@@ -291,6 +293,7 @@ func TestLeaseLeaders(t *testing.T) {
 
 // TestSessions runs clientv3's mutexes and elections, which are sessions with leases and watches.
 func TestSessions(t *testing.T) {
+	t.Parallel() // it mostly waits
 	shapes(t, 3, func(t *testing.T, c *testCluster) {
 		ctx := within(t)
 		var wg sync.WaitGroup

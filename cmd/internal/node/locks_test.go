@@ -13,6 +13,7 @@ import (
 // TestLockServices takes locks and wins elections through etcd's services, on different nodes, and
 // stops a node on which somebody waits.
 func TestLockServices(t *testing.T) {
+	t.Parallel() // it mostly waits
 	shapes(t, 3, func(t *testing.T, c *testCluster) {
 		ctx := within(t)
 		lease := func(n *testNode, ttl int64) int64 {

@@ -14,6 +14,7 @@ import (
 // TestModesDoNotMix starts one node of three with another mode: the others form the cluster, and the
 // odd one says why it cannot be part of it (A16).
 func TestModesDoNotMix(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t, 3)
 	c.nodes[2].cfg.SingleGroup = true
 	var wg sync.WaitGroup
@@ -32,6 +33,7 @@ func TestModesDoNotMix(t *testing.T) {
 // TestWipedMember refuses a member that lost its data directory, however often it is started: it may
 // have voted.
 func TestWipedMember(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
 		c := newCluster(t, 3, change)
 		c.start(c.nodes...)
@@ -75,6 +77,7 @@ func TestLostLog(t *testing.T) {
 // TestSplitKeysOfOne gives nodes different pre-split points: one list counts, the others are warned
 // of.
 func TestSplitKeysOfOne(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t, 3)
 	for i, keys := range []string{"a,b", "c", "d,e,f"} {
 		var err error

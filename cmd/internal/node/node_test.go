@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.uber.org/goleak"
 
 	"braid/cmd/internal/config"
 )
@@ -17,6 +18,7 @@ import (
 // more regions than nodes. With four and five nodes some regions have no replica on a node, and
 // with four, one node has no member of pd.
 func TestClusterSizes(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for size := 1; size <= 5; size++ {
 		for _, mode := range []string{"regions", "single-group"} {
 			t.Run(fmt.Sprintf("%s/%d", mode, size), func(t *testing.T) {
@@ -81,6 +83,7 @@ func TestClusterSizes(t *testing.T) {
 func TestStartCancelled(t *testing.T) {
 	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
 		c := newCluster(t, 3, change)
+		before := goleak.IgnoreCurrent()
 		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 		defer cancel()
 		began := time.Now()
@@ -90,7 +93,9 @@ func TestStartCancelled(t *testing.T) {
 		if took := time.Since(began); took > 3*time.Second {
 			t.Errorf("giving up took %v", took)
 		}
-		goleakNow(t)
+		if err := goleak.Find(before); err != nil {
+			t.Error(err)
+		}
 		// Nothing of the attempt is in the way of the next one.
 		c.start(c.nodes...)
 		if got := c.nodes[0].put("a", "1"); got != 2 {

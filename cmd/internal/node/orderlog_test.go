@@ -15,6 +15,7 @@ import (
 
 // TestCommittedOrder: all nodes record the same, through a restart.
 func TestCommittedOrder(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for name, shape := range map[string]func(*config.Config){"regions": splitAt("c", "m"), "single group": singleGroupMode} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, 3, shape, func(c *config.Config) { c.CommittedOrder = true })

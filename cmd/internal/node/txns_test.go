@@ -34,6 +34,7 @@ var accounts = []string{"a", "e", "i", "n", "t"}
 // once, while a node goes away and comes back. No sum may ever be wrong, and each transfer has a
 // revision of its own.
 func TestTransfersOverRegions(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t, 3, splitAt("d", "h", "m", "s"))
 	c.start(c.nodes...)
 	ctx := within(t)

@@ -646,6 +646,7 @@ func watchersOfOneStream(t *testing.T, slow bool) {
 // TestWatchThreeNodes: every node serves watches of everything, and a stream whose node stops is
 // told so and goes on elsewhere without a gap.
 func TestWatchThreeNodes(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t, 3, splitAt("b", "d", "h", "k", "p", "t"))
 	c.start(c.nodes...)
 	cl := mustDo[*clientv3.Client](t)(clientv3.New(clientv3.Config{Logger: zap.NewNop(), DialTimeout: patience, Endpoints: []string{
