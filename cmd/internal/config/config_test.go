@@ -140,7 +140,7 @@ func TestFates(t *testing.T) {
 		t.Errorf("got %v, want etcd's text", err)
 	}
 	p := parse(t, []string{"--snapshot-count=100", "--initial-cluster-token", "x", "--initial-cluster-token", "y", "--v2-deprecation=gone"})
-	if len(p.Notices) != 2 || p.Config.Inert["snapshot-count"] != "100" || p.Config.InitialClusterToken != "y" {
+	if len(p.Notices) != 3 || !strings.HasPrefix(p.Notices[2].Text, "--v2-deprecation is deprecated") || p.Config.Inert["snapshot-count"] != "100" || p.Config.InitialClusterToken != "y" {
 		t.Errorf("inert flags: notices %v, config %v %v", p.Notices, p.Config.Inert, p.Config)
 	}
 }

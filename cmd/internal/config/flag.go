@@ -68,6 +68,11 @@ func (f *Flag) Env() string {
 	return "ETCD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 }
 
+// deprecated is a note for whatever value is given: what etcd says of the flag, word for word.
+func deprecated(text string) func(string) string {
+	return func(string) string { return text }
+}
+
 // check parses v by kind only, so that inert and later flags still refuse nonsense.
 func (f *Flag) check(v string) error {
 	if len(f.choices) > 0 && !slices.Contains(f.choices, v) {
