@@ -180,8 +180,8 @@ func left(rec *regionpb.LeaseRecord) time.Duration {
 	return seconds(rec.TTL)
 }
 
-// secondsMax keeps durations from overflowing; it is more than a century.
-const secondsMax = 1 << 32
+// secondsMax keeps durations from overflowing: etcd's longest time to live, which leaves seven years.
+const secondsMax = 9_000_000_000
 
 func seconds(n int64) time.Duration { return time.Duration(min(n, secondsMax)) * time.Second }
 
