@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"net/url"
 	"slices"
@@ -12,7 +13,8 @@ import (
 )
 
 // normalize replaces what must differ between two stores by whether it is there at all (ids, raft
-// term and index, ports) or leaves it out (sizes). Everything else stays and is compared.
+// term and index, ports, what a lease has left) or leaves it out (sizes, the orders in which etcd lists
+// leases and their keys: by clock, and none). Everything else stays and is compared.
 func normalize(m proto.Message) proto.Message {
 	if m == nil {
 		return nil
@@ -39,6 +41,21 @@ func normalize(m proto.Message) proto.Message {
 		normalizeHeader(r.Header)
 		r.RaftTerm, r.RaftIndex, r.RaftAppliedIndex = present(r.RaftTerm), present(r.RaftIndex), present(r.RaftAppliedIndex)
 		r.DbSize, r.DbSizeInUse = 0, 0
+	case *pb.LeaseGrantResponse:
+		normalizeHeader(r.Header)
+	case *pb.LeaseRevokeResponse:
+		normalizeHeader(r.Header)
+	case *pb.LeaseKeepAliveResponse:
+		normalizeHeader(r.Header)
+	case *pb.LeaseTimeToLiveResponse:
+		normalizeHeader(r.Header)
+		if r.TTL > 0 && r.TTL <= r.GrantedTTL+leaseExtendMax {
+			r.TTL = 1
+		}
+		slices.SortFunc(r.Keys, bytes.Compare)
+	case *pb.LeaseLeasesResponse:
+		normalizeHeader(r.Header)
+		slices.SortFunc(r.Leases, func(a, b *pb.LeaseStatus) int { return cmp.Compare(a.ID, b.ID) })
 	case *pb.MemberListResponse:
 		normalizeHeader(r.Header)
 		for _, member := range r.Members {
@@ -54,6 +71,9 @@ func normalize(m proto.Message) proto.Message {
 	}
 	return m
 }
+
+// leaseExtendMax is what a new leader may add to a lease, in seconds.
+const leaseExtendMax = 2
 
 func normalizeHeader(h *pb.ResponseHeader) {
 	if h != nil {

@@ -142,6 +142,33 @@ func bugs() []bug {
 		onAnswer("hash off", func(r Request, m *pb.HashKVResponse) bool { m.Hash ^= 1; return true }),
 		onAnswer("status names no leader", func(_ Request, m *pb.StatusResponse) bool { m.Leader = 0; return true }),
 		onAnswer("members nameless", func(_ Request, m *pb.MemberListResponse) bool { m.Members[0].Name = ""; return true }),
+		onAnswer("the first key of a lease lost", func(_ Request, m *pb.LeaseTimeToLiveResponse) bool {
+			m.Keys = m.Keys[min(1, len(m.Keys)):]
+			return true
+		}),
+		onAnswer("a lease lists as another", func(_ Request, m *pb.LeaseLeasesResponse) bool {
+			if len(m.Leases) > 0 {
+				m.Leases[0].ID++
+			}
+			return true
+		}),
+		onAnswer("a renewal of half the time", func(_ Request, m *pb.LeaseKeepAliveResponse) bool { m.TTL /= 2; return true }),
+		onRange("keys of no lease", func(_ *pb.RangeRequest, m *pb.RangeResponse) {
+			for _, kv := range m.Kvs {
+				kv.Lease = 0
+			}
+		}),
+		{"an end acknowledged, not done", func(_ *Target, r Request, call func(Request) Answer) Answer {
+			m, ok := r.Msg.(*pb.LeaseRevokeRequest)
+			if !ok {
+				return call(r)
+			}
+			a := call(Request{"LeaseTimeToLive", &pb.LeaseTimeToLiveRequest{ID: m.ID}})
+			if ttl, ok := a.Msg.(*pb.LeaseTimeToLiveResponse); ok && ttl.TTL > 0 {
+				return Answer{Msg: &pb.LeaseRevokeResponse{Header: ttl.Header}}
+			}
+			return call(r)
+		}},
 		{"error code", func(_ *Target, r Request, call func(Request) Answer) Answer {
 			a := call(r)
 			if a.Code == codes.OutOfRange {

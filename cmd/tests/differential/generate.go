@@ -43,6 +43,9 @@ func pick[T any](g *generator, from ...T) T { return from[g.rng.IntN(len(from))]
 func (g *generator) next() Request {
 	g.home = letters[g.rng.IntN(len(letters))]
 	g.focus = pick(g, 100, 100, 100, 100, 97, 60)
+	if g.chance(12) {
+		return g.leaseRequest()
+	}
 	switch n := g.rng.IntN(1000); {
 	case n < 240:
 		return Request{"Range", g.rangeRequest()}
@@ -226,8 +229,8 @@ func (g *generator) putRequest() *pb.PutRequest {
 	if g.chance(5) {
 		p.IgnoreLease = true
 	}
-	if g.chance(3) {
-		p.Lease = pick[int64](g, 999, -1, 1)
+	if g.chance(25) {
+		p.Lease = g.leaseID(3)
 	}
 	return p
 }
@@ -272,7 +275,7 @@ func (g *generator) compare() *pb.Compare {
 		}
 		c.TargetUnion = &pb.Compare_Value{Value: value}
 	case pb.Compare_LEASE:
-		c.TargetUnion = &pb.Compare_Lease{Lease: pick[int64](g, 0, 0, 1, -1)}
+		c.TargetUnion = &pb.Compare_Lease{Lease: pick(g, 0, 0, g.leaseID(20))}
 	}
 	if g.chance(3) {
 		c.TargetUnion = nil

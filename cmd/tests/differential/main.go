@@ -1,4 +1,4 @@
-// Command differential drives the same random KV requests at a real etcd and at braid with one
+// Command differential drives the same random requests at a real etcd and at braid with one
 // region, with seven, and as a single group, and compares whole answers: every field, every error's
 // code and text. etcd is the specification; a difference is a bug or stands in accepted.go with its
 // reason.

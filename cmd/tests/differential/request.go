@@ -45,6 +45,12 @@ var methods = map[string]func() proto.Message{
 	"HashKV":      func() proto.Message { return new(pb.HashKVRequest) },
 	"Status":      func() proto.Message { return new(pb.StatusRequest) },
 	"MemberList":  func() proto.Message { return new(pb.MemberListRequest) },
+
+	"LeaseGrant":      func() proto.Message { return new(pb.LeaseGrantRequest) },
+	"LeaseRevoke":     func() proto.Message { return new(pb.LeaseRevokeRequest) },
+	"LeaseKeepAlive":  func() proto.Message { return new(pb.LeaseKeepAliveRequest) },
+	"LeaseTimeToLive": func() proto.Message { return new(pb.LeaseTimeToLiveRequest) },
+	"LeaseLeases":     func() proto.Message { return new(pb.LeaseLeasesRequest) },
 }
 
 // Text is the request in one line, as replay files hold it and parseRequests reads it.

@@ -259,7 +259,7 @@ func (s *Session) learn(r Request, want Answer) {
 // everything reads the whole store, keys only: revisions and versions tell all writes apart.
 var everything = Request{"Range", &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, KeysOnly: true}}
 
-// Audit compares the whole state: values, a hash of the history, what is still readable of it.
+// Audit compares the whole state: values, a hash of the history, what is still readable of it, leases.
 func (s *Session) Audit(ctx context.Context) (*Difference, error) {
 	audits := []Request{
 		{"Range", &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}},
@@ -269,6 +269,7 @@ func (s *Session) Audit(ctx context.Context) (*Difference, error) {
 	for rev := max(s.world.compact, s.world.current-20, 1); rev <= s.world.current; rev += 5 {
 		audits = append(audits, Request{"Range", &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: rev}})
 	}
+	audits = append(audits, leaseAudits()...)
 	for _, r := range audits {
 		if slices.Contains(s.setup.Without, r.Method) {
 			continue

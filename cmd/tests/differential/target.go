@@ -105,7 +105,7 @@ func (t *Target) Do(ctx context.Context, r Request) Answer {
 func (t *Target) call(ctx context.Context, r Request) Answer {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	kv, maintenance := pb.NewKVClient(t.conn), pb.NewMaintenanceClient(t.conn)
+	kv, maintenance, leases := pb.NewKVClient(t.conn), pb.NewMaintenanceClient(t.conn), pb.NewLeaseClient(t.conn)
 	var msg proto.Message
 	var err error
 	shape := ""
@@ -130,6 +130,16 @@ func (t *Target) call(ctx context.Context, r Request) Answer {
 		msg, err = maintenance.Status(ctx, m, grpc.WaitForReady(true))
 	case *pb.MemberListRequest:
 		msg, err = pb.NewClusterClient(t.conn).MemberList(ctx, m, grpc.WaitForReady(true))
+	case *pb.LeaseGrantRequest:
+		msg, err = leases.LeaseGrant(ctx, m, grpc.WaitForReady(true))
+	case *pb.LeaseRevokeRequest:
+		msg, err = leases.LeaseRevoke(ctx, m, grpc.WaitForReady(true))
+	case *pb.LeaseKeepAliveRequest:
+		msg, err = keepAlive(ctx, leases, m)
+	case *pb.LeaseTimeToLiveRequest:
+		msg, err = leases.LeaseTimeToLive(ctx, m, grpc.WaitForReady(true))
+	case *pb.LeaseLeasesRequest:
+		msg, err = leases.LeaseLeases(ctx, m, grpc.WaitForReady(true))
 	default:
 		panic(fmt.Sprintf("no call for %T", m))
 	}
