@@ -11,6 +11,10 @@
 //	                   them
 //	bench -mode txns   three braid nodes with five regions, one client: how long a put, a read and
 //	                   transactions of ten puts in one and over five regions take
+//	bench -mode keepalives   -rate keepalives per second of -leases leases: CPU time of the servers per
+//	                   1,000, latency
+//	bench -mode leases one node each, -leases leases of an hour: memory, what a put and a grant take
+//	                   meanwhile, restart
 //
 // Clients and servers share the machine, so the numbers are good for the ratio and for nothing else.
 package main
@@ -52,6 +56,8 @@ type options struct {
 	conns       int
 	valueBytes  int
 	keys        int
+	leases      int
+	rate        int
 	split       string
 	only        string
 	out         string
@@ -66,7 +72,7 @@ const (
 
 func main() {
 	var o options
-	flag.StringVar(&o.mode, "mode", "puts", "puts, load, idle or txns")
+	flag.StringVar(&o.mode, "mode", "puts", "puts, load, idle, txns, keepalives or leases")
 	flag.StringVar(&o.braid, "braid", "", "braid binary (default: built from this repository)")
 	flag.StringVar(&o.etcd, "etcd", "", "etcd binary (default: etcd "+etcdbin.Version+")")
 	flag.IntVar(&o.nodes, "nodes", 3, "nodes of each program (mode puts)")
@@ -76,6 +82,8 @@ func main() {
 	flag.IntVar(&o.conns, "conns", 16, "connections they share")
 	flag.IntVar(&o.valueBytes, "value", 256, "bytes of a value")
 	flag.IntVar(&o.keys, "keys", 2_000_000, "keys to load (mode load), keys written to (mode puts)")
+	flag.IntVar(&o.leases, "leases", 10_000, "leases (modes keepalives and leases)")
+	flag.IntVar(&o.rate, "rate", 10_000, "keepalives per second (mode keepalives)")
 	flag.StringVar(&o.split, "region-split-keys", "b,d,f,h,j,l", "braid's regions")
 	flag.StringVar(&o.only, "only", "", "run only this program, braid or etcd")
 	flag.StringVar(&o.out, "out", "", "append the table to this file")
@@ -116,6 +124,10 @@ func run(ctx context.Context, o options) error {
 		table, err = measureIdle(ctx, o, programs)
 	case "txns":
 		table, err = measureTxns(ctx, o, programs)
+	case "keepalives":
+		table, err = compareKeepAlives(ctx, o, programs)
+	case "leases":
+		table, err = compareCrowds(ctx, o, programs)
 	default:
 		err = fmt.Errorf("no mode %q", o.mode)
 	}
