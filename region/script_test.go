@@ -1,7 +1,9 @@
 package region
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -24,10 +26,13 @@ import (
 //	new [limits=tiny|gather] [shared] [mut=name]   three replicas and an order, all new
 //	lead r= term=        it leads; its opening entry is appended
 //	follow r= term= leader=
-//	write r= [drop] [gone]     one transaction per line, then one call of the group
+//	write r= [drop] [gone] [tokens]   one transaction per line, then one call of the group; with all
+//	                     tokens that leaders gave out
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
-//	grant r=             lease 5, to which "lease KEY" of write attaches
-//	endlock r=           the lock of an attempt that ends lease 5
+//	grant r=             lease 5, to which "lease KEY [ID]" of write attaches; lease 9 has its record elsewhere
+//	end r= [lease=] [term=]   the command that ends a lease
+//	lock r= [attempt=] [lease=] [shared]   the lock of an attempt that ends a lease, or that attaches
+//	release r= [attempt=]
 //	copy from= r= [through=]
 //	commit r= index=     order [r=] [others=]    a cut of its report
 //	fence                pd raises the fence
@@ -48,6 +53,8 @@ type script struct {
 	o     *fakeOrder
 	out   strings.Builder
 	next  int
+	// tokens are those that leaders gave out.
+	tokens []regionpb.LeaseToken
 }
 
 func (s *script) printf(format string, args ...any) { fmt.Fprintf(&s.out, format, args...) }
@@ -105,8 +112,16 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			s.next++
 			n := s.next
 			txn, cut := parseTxn(line)
-			h.r.Write(&Write{Txn: txn, Cut: pdpb.Cut(cut), Done: done, Reply: func(resp *pb.TxnResponse, err error) {
-				if err != nil {
+			var tokens []regionpb.LeaseToken
+			if has(d, "tokens") {
+				tokens = slices.Clone(s.tokens)
+			}
+			h.r.Write(&Write{Txn: txn, Tokens: tokens, Cut: pdpb.Cut(cut), Done: done, Reply: func(resp *pb.TxnResponse, err error) {
+				var re *regionpb.Error
+				if errors.As(err, &re) && re.Code == regionpb.LeaseNotRegistered {
+					s.printf("  r%d #%d: token %d/%d for lease %d\n", id, n, re.Token.Grant.Term, re.Token.Grant.Seq, re.Token.Lease)
+					s.tokens = append(s.tokens, re.Token)
+				} else if err != nil {
 					s.printf("  r%d #%d: %v\n", id, n, err)
 				} else {
 					s.printf("  r%d #%d: %s\n", id, n, answerLine(resp))
@@ -122,10 +137,29 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			}
 		}})
 		h.work()
-	case "endlock":
-		h.r.Lock(&Lock{Attempt: 1, Age: 1, Owner: 1, Spans: []regionpb.LockSpan{{Lease: 5, Exclusive: true}}, Reply: func(_ regionpb.LockID, err error) {
-			s.printf("  locked: %v\n", err)
+	case "end":
+		cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: int64(arg(d, "lease", 5)), Term: arg(d, "term", 0)}
+		h.r.Write(&Write{Lease: cmd, Reply: func(resp *pb.TxnResponse, err error) {
+			if err != nil {
+				s.printf("  end of %d: %v\n", cmd.ID, err)
+			} else {
+				s.printf("  end of %d: rev %d\n", cmd.ID, resp.Header.Revision)
+			}
 		}})
+		h.work()
+	case "lock":
+		id := pdpb.AttemptID(arg(d, "attempt", 1))
+		spans := []regionpb.LockSpan{{Lease: int64(arg(d, "lease", 5)), Exclusive: !has(d, "shared")}}
+		h.r.Lock(&Lock{Attempt: id, Age: id, Owner: 1, Spans: spans, Reply: func(_ regionpb.LockID, err error) {
+			if err != nil {
+				s.printf("  lock of t%d: %v\n", id, err)
+			} else {
+				s.printf("  t%d has its lock\n", id)
+			}
+		}})
+		h.work()
+	case "release":
+		h.r.Release(pdpb.AttemptID(arg(d, "attempt", 1)))
 		h.work()
 	case "append":
 		s.append(h, d)
@@ -210,7 +244,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) make(d *datadriven.TestData) {
-	s.hosts, s.next = map[int]*host{}, 0
+	s.hosts, s.next, s.tokens = map[int]*host{}, 0, nil
 	for id := 1; id <= 3; id++ {
 		s.hosts[id] = newHost(raftidOf(uint64(id)), testDesc, func(c *Config) {
 			if word(d, "limits") == "tiny" {
@@ -292,10 +326,30 @@ func (s *script) entry(e *raftpb.Entry) {
 				}
 				s.printf("put %s=%s v%d c%s", f.Key, f.Value, f.Version, [...]string{"new", strconv.FormatInt(int64(f.Create), 10), "?"}[f.CreateKind])
 			}
+			for j := range x.Commands[i].Records {
+				if j > 0 || len(x.Commands[i].Effects) > 0 {
+					s.printf(" ")
+				}
+				s.printf("%s", recordLine(&x.Commands[i].Records[j]))
+			}
 			s.printf("]")
 		}
 	}
 	s.printf("\n")
+}
+
+func recordLine(x *regionpb.RecordEffect) string {
+	switch {
+	case x.Key.Kind == mvcc.RecordLease && len(x.Value) == 0:
+		return fmt.Sprintf("lease %d gone", x.Key.ID)
+	case x.Key.Kind == mvcc.RecordLease:
+		rec, err := regionpb.DecodeLeaseRecord(x.Value)
+		must(err)
+		return fmt.Sprintf("lease %d %s", x.Key.ID, rec)
+	case len(x.Value) == 0:
+		return fmt.Sprintf("not registered for %d", x.Key.ID)
+	}
+	return fmt.Sprintf("registered for %d", x.Key.ID)
 }
 
 func (s *script) read(h *host, d *datadriven.TestData) {
@@ -383,7 +437,13 @@ func parseOps(s string) (ops []*pb.RequestOp) {
 		case "keep":
 			ops = append(ops, putOp(&pb.PutRequest{Key: []byte(f[1]), IgnoreValue: true}))
 		case "lease":
-			ops = append(ops, putOp(&pb.PutRequest{Key: []byte(f[1]), Lease: 5}))
+			id := int64(5)
+			if len(f) > 2 {
+				var err error
+				id, err = strconv.ParseInt(f[2], 10, 64)
+				must(err)
+			}
+			ops = append(ops, putOp(&pb.PutRequest{Key: []byte(f[1]), Lease: id}))
 		case "del":
 			ops = append(ops, deleteOp(&pb.DeleteRangeRequest{Key: []byte(f[1]), RangeEnd: end(2)}))
 		case "get":
