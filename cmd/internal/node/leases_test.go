@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -191,6 +192,72 @@ func TestLeaseKeysAtOneRevision(t *testing.T) {
 		close(stop)
 		wg.Wait()
 	})
+}
+
+// TestLeasesExpireTogether ends many leases of one region at once, with keys in all regions: at one
+// revision, in the order of keys, and only as the leader of the term.
+func TestLeasesExpireTogether(t *testing.T) {
+	c := newCluster(t, 3, splitAt("d", "h", "m", "s"))
+	c.start(c.nodes...)
+	ctx := within(t)
+	n := c.nodes[0]
+	r := n.n.router.Load()
+	home, ok := r.LeaseHome(1)
+	if !ok {
+		t.Fatal("no region")
+	}
+	var ids []int64
+	var want []string
+	for id := int64(1); len(ids) < 20; id++ {
+		if d, ok := r.LeaseHome(id); !ok || d.ID != home.ID {
+			continue
+		}
+		ids = append(ids, id)
+		if _, err := pb.NewLeaseClient(n.conn).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: 600}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			k := fmt.Sprintf("%s/%d", spread[(len(ids)*5+i*4)%len(spread)], id)
+			if _, err := n.kv.Put(ctx, &pb.PutRequest{Key: []byte(k), Lease: id}); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, k)
+		}
+	}
+	slices.Sort(want)
+	before := n.put("x", "")
+	status, ok := n.n.store.Status(home.ID)
+	if !ok {
+		t.Fatal("no replica of the leases' region")
+	}
+	if err := r.LeaseExpire(ctx, ids, status.Term+1); err == nil {
+		t.Error("leases were ended for the leader of another term")
+	}
+	// One of them has ended meanwhile.
+	if _, err := n.client().Revoke(ctx, clientv3.LeaseID(ids[3])); err != nil {
+		t.Fatal(err)
+	}
+	want = slices.DeleteFunc(want, func(k string) bool { return strings.HasSuffix(k, fmt.Sprintf("/%d", ids[3])) })
+	if err := r.LeaseExpire(ctx, ids, status.Term); err != nil {
+		t.Fatal(err)
+	}
+	w := <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+2))
+	var got []string
+	for _, e := range w.Events {
+		if e.Type != clientv3.EventTypeDelete || e.Kv.ModRevision != before+2 {
+			t.Errorf("event %v", e)
+		}
+		got = append(got, string(e.Kv.Key))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the end deleted %v, want %v", got, want)
+	}
+	if ls, err := n.client().Leases(ctx); err != nil || len(ls.Leases) != 0 {
+		t.Errorf("leases: %v %v", ls, err)
+	}
+	if err := r.LeaseExpire(ctx, ids, status.Term); err != nil {
+		t.Errorf("what has ended: %v", err)
+	}
 }
 
 // TestLeaseEndRaces ends leases while keys are attached to them from everywhere: whatever was

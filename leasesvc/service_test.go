@@ -1,0 +1,180 @@
+package leasesvc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"braid/mvcc"
+	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/region/regionpb"
+)
+
+// fakeStore is a store whose leases lie in one of two regions, by whether their ids are odd; it ends
+// them at once. It is the cluster as well, which is led here.
+type fakeStore struct {
+	Store
+	mu       sync.Mutex
+	s        *Service
+	ended    [][]int64     // each call of LeaseExpire
+	fail     int           // so many of them fail
+	confirms int           // calls of Confirm
+	refuse   error         // what Confirm answers
+	round    time.Duration // how long Confirm takes
+}
+
+func regionOf(id int64) pdpb.RegionID { return pdpb.RegionID(10 + id%2) }
+
+func (f *fakeStore) LeaseHome(id int64) (pdpb.Descriptor, bool) {
+	return pdpb.Descriptor{ID: regionOf(id)}, true
+}
+
+func (f *fakeStore) LeaseLook(_ context.Context, id int64, _ bool) (*regionpb.LeaseRecord, [][]byte, mvcc.Revision, error) {
+	return nil, nil, 1, nil
+}
+
+func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) error {
+	f.mu.Lock()
+	f.ended = append(f.ended, slices.Clone(ids))
+	failed := f.fail > 0
+	f.fail--
+	f.mu.Unlock()
+	if failed {
+		return errors.New("no quorum")
+	}
+	for _, id := range ids {
+		f.s.Changed(regionOf(id), id, nil)
+	}
+	return nil
+}
+
+func (f *fakeStore) Leader(*pdpb.Descriptor) (raftid.StoreID, bool) { return 1, true }
+func (f *fakeStore) KeepAwake(pdpb.RegionID, bool)                  {}
+func (f *fakeStore) Call(context.Context, raftid.StoreID, []byte) ([]byte, error) {
+	return nil, errors.New("there is one node")
+}
+
+func (f *fakeStore) Confirm(context.Context, pdpb.RegionID) (uint64, error) {
+	time.Sleep(f.round) // fake time
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.confirms++
+	return 5, f.refuse
+}
+
+// newService is a service that leads both regions, with leases 1 to n of a time to live in seconds.
+func newService(f *fakeStore, cfg Config, n int, ttl int64) *Service {
+	cfg.Store, cfg.Cluster = f, f
+	f.s = NewService(cfg)
+	for _, id := range [...]int64{0, 1} {
+		f.s.Lead(regionOf(id), 5, func(context.Context, func(int64, *regionpb.LeaseRecord)) error { return nil })
+	}
+	synctest.Wait()
+	for id := range int64(n) {
+		f.s.Changed(regionOf(id+1), id+1, &regionpb.LeaseRecord{TTL: ttl})
+	}
+	return f.s
+}
+
+// TestExpireTogether: leases of a region whose time is up together are ended together, up to a number;
+// where attempts have no cost of their own each is ended by itself. What failed is ended again, and
+// nothing twice.
+func TestExpireTogether(t *testing.T) {
+	const n = 2*expireMax + 100
+	for _, c := range []struct {
+		name         string
+		oneByOne     bool
+		fail         int
+		calls, total int // of LeaseExpire, and ids in them
+	}{
+		{"together", false, 0, 4, n},
+		{"one by one", true, 0, n, n},
+		{"one fails", false, 1, 5, n + expireMax},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeStore{fail: c.fail}
+				s := newService(f, Config{OneByOne: c.oneByOne, Workers: 1}, n, 10)
+				defer s.Close()
+				time.Sleep(10*time.Second - time.Millisecond)
+				s.Tick()
+				synctest.Wait()
+				if len(f.ended) != 0 {
+					t.Fatalf("%d ends before the time", len(f.ended))
+				}
+				for range 8 {
+					time.Sleep(500 * time.Millisecond)
+					s.Tick()
+					synctest.Wait()
+				}
+				total, seen := 0, map[int64]int{}
+				for _, ids := range f.ended {
+					if len(ids) > expireMax {
+						t.Errorf("%d leases ended together", len(ids))
+					}
+					for _, id := range ids {
+						if regionOf(id) != regionOf(ids[0]) {
+							t.Fatalf("leases of two regions: %v", ids)
+						}
+						seen[id]++
+						total++
+					}
+				}
+				if len(f.ended) != c.calls || total != c.total || len(seen) != n {
+					t.Errorf("%d ends of %d leases, %d in all; want %d and %d of %d", len(f.ended), len(seen), total, c.calls, c.total, n)
+				}
+				if left := s.mu.core.Total(); left != 0 {
+					t.Errorf("%d leases are left", left)
+				}
+			})
+		})
+	}
+}
+
+// TestConfirmations: renewals wait for a quorum's word and share it; it is asked for again before it is
+// too old, and two rounds a second are enough for any number of renewals (L6).
+func TestConfirmations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeStore{round: 3 * time.Millisecond, refuse: errors.New("cut off")}
+		s := newService(f, Config{Options: Options{Extend: time.Second}}, 20, 60)
+		defer s.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		if _, err := s.Renew(ctx, 2); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("renewed by nobody's leader: %v", err)
+		}
+		cancel()
+		if f.confirms < 2 || f.confirms > 20 {
+			t.Errorf("asked %d times in 300 ms", f.confirms)
+		}
+		time.Sleep(time.Second)
+		f.mu.Lock()
+		f.refuse, f.confirms = nil, 0
+		f.mu.Unlock()
+		waited := 0
+		for range 1000 {
+			var wg sync.WaitGroup
+			began := time.Now()
+			for id := range int64(20) {
+				wg.Go(func() {
+					if ttl, err := s.Renew(t.Context(), id+1); err != nil || ttl != 60 {
+						t.Errorf("renewal of %d: %d, %v", id+1, ttl, err)
+					}
+				})
+			}
+			wg.Wait()
+			if time.Since(began) > 0 {
+				waited++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		// Ten seconds, two regions.
+		if f.confirms < 30 || f.confirms > 44 || waited != 1 {
+			t.Errorf("asked %d times, %d rounds of renewals waited", f.confirms, waited)
+		}
+	})
+}
