@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 
@@ -14,34 +15,53 @@ import (
 	"braid/router/txn"
 )
 
-// leaseEnd ends a lease: by one command, or by an attempt over the regions that may have keys of
-// it. As with crossTxn the coordinator is the product's, and its calls and its own life are
-// simulated; what it locks and deletes follows package router's revokeJob.
+// leaseEnd ends a lease, by one command or by an attempt over the regions that may have keys of it; or
+// several whose time is up together, by an attempt. As with crossTxn the coordinator is the product's,
+// and its calls and its own life are simulated; what it locks and deletes follows package router's
+// revokeJob.
 type leaseEnd struct {
-	id    int64
+	ids   []int64
 	term  uint64
 	store int
 	life  uint64
 	over  func(error)
 
 	attempt pdpb.AttemptID
-	parts   []int // regions, in the order of keys
+	parts   []endPart
 	c       *txn.Coordinator
 	todo    []txn.Action
 	tries   int
 
-	want    bool // a read is wanted at point: of the record, and under the locks of the keys as well
+	want    bool // a read is wanted at point: of the records, and under the locks of the keys as well
 	pointed bool
 	point   pdpb.ReadPoint
-	record  *regionpb.LeaseRecord
-	absent  bool
-	keys    map[int][][]byte
+	records map[int64]*regionpb.LeaseRecord // nil: it is gone
+	keys    map[leaseIn][][]byte
 	done    bool
 }
 
+// endPart is a region that takes part, for some of the leases, in the order of keys.
+type endPart struct {
+	region int
+	ids    []int64
+}
+
+// leaseIn is a lease in a region.
+type leaseIn struct {
+	region int
+	lease  int64
+}
+
+// endsMax bounds the leases that are ended together.
+const endsMax = 3
+
 func (c *checker) endLease(e *leaseEnd) {
 	c.leases.ends = append(c.leases.ends, e)
-	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: e.id, Term: e.term}, func(_ *pb.TxnResponse, err error) {
+	if len(e.ids) > 1 {
+		c.readForEnd(e)
+		return
+	}
+	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: e.ids[0], Term: e.term}, func(_ *pb.TxnResponse, err error) {
 		switch {
 		case errors.Is(err, regionpb.ErrorOf(regionpb.LeaseSpread)):
 			c.readForEnd(e)
@@ -71,7 +91,7 @@ func (c *checker) readForEnd(e *leaseEnd) {
 		c.ended(e, errLost)
 		return
 	}
-	e.want, e.pointed, e.record, e.absent, e.keys = true, false, nil, false, map[int][][]byte{}
+	e.want, e.pointed, e.records, e.keys = true, false, map[int64]*regionpb.LeaseRecord{}, map[leaseIn][][]byte{}
 	c.w.stores[e.store].client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
 		if err != nil {
 			c.ended(e, err)
@@ -123,7 +143,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 		})
 	case txn.Done:
 		res := e.c.Result()
-		c.w.event("end of lease %d (attempt %d) %v %d", e.id, e.attempt, res.Outcome, res.Rev)
+		c.w.event("end of leases %v (attempt %d) %v %d", e.ids, e.attempt, res.Outcome, res.Rev)
 		if res.Outcome == txn.Committed {
 			c.w.stats.SpreadEnds++
 			c.ended(e, nil)
@@ -131,7 +151,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 		}
 		c.ended(e, errLost)
 	default:
-		at := c.replicaFor(c.w.region(e.parts[do.Part]).ID)
+		at := c.replicaFor(c.w.region(e.parts[do.Part].region).ID)
 		if at != nil {
 			e.todo = e.todo[1:]
 			c.callEnd(e, do, at)
@@ -154,76 +174,99 @@ func (c *checker) readAt(e *leaseEnd, i int, req regionpb.ReadRequest) (*regionp
 	case errors.As(err, &re) && re.Code == regionpb.Compacted:
 		c.readForEnd(e)
 	case !errors.As(err, &re) || re.Code != regionpb.NotComplete:
-		c.w.fail("end of lease %d, region %d: %v", e.id, i, err)
+		c.w.fail("end of leases %v, region %d: %v", e.ids, i, err)
 	}
 	return nil, false
 }
 
 // readEnd reads what is missing and says whether everything is there.
 func (c *checker) readEnd(e *leaseEnd) bool {
-	place := regionpb.LeasePlace(e.id)
-	if e.record == nil && !e.absent {
+	for _, id := range e.ids {
+		if _, ok := e.records[id]; ok {
+			continue
+		}
+		place := regionpb.LeasePlace(id)
 		resp, ok := c.readAt(e, c.regionOf(place), regionpb.ReadRequest{Span: mvcc.Key(place), Leases: true})
 		if !ok {
 			return false
 		}
-		if e.absent = len(resp.KVs) == 0; !e.absent {
+		e.records[id] = nil
+		if len(resp.KVs) > 0 {
 			rec, err := regionpb.DecodeLeaseRecord(resp.KVs[0].Value)
 			if err != nil {
-				c.w.fail("record of lease %d: %v", e.id, err)
+				c.w.fail("record of lease %d: %v", id, err)
 				return false
 			}
-			e.record = rec
+			e.records[id] = rec
 		}
 	}
-	if e.absent || e.c == nil {
+	if e.c == nil {
 		return true
 	}
-	for _, i := range e.parts {
-		if _, ok := e.keys[i]; ok {
-			continue
-		}
-		resp, ok := c.readAt(e, i, regionpb.ReadRequest{Span: c.w.region(i).Span, Lease: e.id})
-		if !ok {
-			return false
-		}
-		e.keys[i] = nil
-		for _, x := range resp.KVs {
-			e.keys[i] = append(e.keys[i], x.Key)
+	for _, p := range e.parts {
+		for _, id := range p.ids {
+			at := leaseIn{p.region, id}
+			if _, ok := e.keys[at]; ok || e.records[id] == nil {
+				continue
+			}
+			resp, ok := c.readAt(e, p.region, regionpb.ReadRequest{Span: c.w.region(p.region).Span, Lease: id})
+			if !ok {
+				return false
+			}
+			e.keys[at] = nil
+			for _, x := range resp.KVs {
+				e.keys[at] = append(e.keys[at], x.Key)
+			}
 		}
 	}
 	return true
 }
 
-// partsOf are the regions that a record names, and its own.
-func (c *checker) partsOf(e *leaseEnd) (parts []int) {
+// partsOf are the regions that the records name, and their own.
+func (c *checker) partsOf(e *leaseEnd) (parts []endPart) {
 	for i := range c.w.cfg.Regions {
-		d := c.w.region(i)
-		named := d.Span.Contains(regionpb.LeasePlace(e.id))
-		for _, s := range e.record.Spans {
-			named = named || !s.Intersect(d.Span).Empty()
+		d, p := c.w.region(i), endPart{region: i}
+		for _, id := range e.ids {
+			rec := e.records[id]
+			if rec != nil && (d.Span.Contains(regionpb.LeasePlace(id)) ||
+				slices.ContainsFunc(rec.Spans, func(s mvcc.Span) bool { return !s.Intersect(d.Span).Empty() })) {
+				p.ids = append(p.ids, id)
+			}
 		}
-		if named {
-			parts = append(parts, i)
+		if len(p.ids) > 0 {
+			parts = append(parts, p)
 		}
 	}
 	return parts
 }
 
+// locked says whether everything that the records name now is locked.
+func (c *checker) locked(e *leaseEnd) bool {
+	for _, p := range c.partsOf(e) {
+		i := slices.IndexFunc(e.parts, func(x endPart) bool { return x.region == p.region })
+		for _, id := range p.ids {
+			if i < 0 || !slices.Contains(e.parts[i].ids, id) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // haveRead goes on with what was read: who takes part, or what to prepare.
 func (c *checker) haveRead(e *leaseEnd) {
-	notFound := regionpb.ErrorOf(regionpb.LeaseNotFound)
+	gone := len(c.partsOf(e)) == 0
 	switch {
-	case e.c == nil && e.absent:
+	case e.c == nil && gone:
 		c.ended(e, nil)
 	case e.c == nil:
 		e.parts = c.partsOf(e)
 		e.attempt = c.newAttempt()
 		e.c = txn.New(len(e.parts))
 		e.todo = e.c.Start()
-	case e.absent:
-		e.todo = append(e.todo, e.c.Evaluated(nil, notFound)...)
-	case !c.w.mut.noReread && !slices.Equal(e.parts, c.partsOf(e)):
+	case gone:
+		e.todo = append(e.todo, e.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
+	case !c.w.mut.noReread && !c.locked(e):
 		e.todo = append(e.todo, e.c.Evaluated(nil, errLost)...) // a region registered meanwhile
 	default:
 		writes := make([]bool, len(e.parts))
@@ -235,11 +278,10 @@ func (c *checker) haveRead(e *leaseEnd) {
 }
 
 func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
-	i := e.parts[do.Part]
-	d := c.w.region(i)
+	p := &e.parts[do.Part]
+	d := c.w.region(p.region)
 	r := at.groups[d.ID].replica
 	call := &txnCall{store: at.i}
-	home := d.Span.Contains(regionpb.LeasePlace(e.id))
 	switch do.Kind {
 	case txn.Lock:
 		end := func(id regionpb.LockID, err error) {
@@ -255,9 +297,12 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 		}
 		call.fail = func(err error) { end(regionpb.LockID{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Spans: []regionpb.LockSpan{{Lease: e.id, Exclusive: true}}, Reply: end}
-		if home {
-			l.Term = e.term
+		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Reply: end}
+		for _, id := range p.ids {
+			l.Spans = append(l.Spans, regionpb.LockSpan{Lease: id, Exclusive: true})
+			if d.Span.Contains(regionpb.LeasePlace(id)) {
+				l.Term = e.term // L5
+			}
 		}
 		r.Lock(l)
 	case txn.Prepare:
@@ -269,27 +314,46 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 		}
 		call.fail = func(err error) { end(0, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		k := regionpb.RegisteredKey(d.Span.Start, e.id)
-		if home {
-			k = regionpb.LeaseKey(e.id)
-		}
-		req := &regionpb.PrepareRequest{Region: d.ID, Attempt: e.attempt, Lock: e.c.LockID(do.Part), Records: []regionpb.RecordEffect{{Key: k}}}
-		sub := int64(0)
-		for _, j := range e.parts {
-			req.Participants = append(req.Participants, c.w.region(j).ID)
-			for _, key := range e.keys[j] {
-				if j == i {
-					req.Effects = append(req.Effects, regionpb.Effect{Key: key, Delete: true, Detach: e.id})
-					req.Subs = append(req.Subs, sub)
-				}
-				sub++
-			}
-		}
-		slices.Sort(req.Participants)
-		r.Prepare(&region.Prepare{Request: req, Reply: end})
+		r.Prepare(&region.Prepare{Request: c.prepareOf(e, do.Part), Reply: end})
 	case txn.Release:
 		r.Release(e.attempt)
 	}
+}
+
+// prepareOf is what a part of an end does: its keys of all the leases go, in the order of keys, with
+// what records the leases here.
+func (c *checker) prepareOf(e *leaseEnd, part int) *regionpb.PrepareRequest {
+	d := c.w.region(e.parts[part].region)
+	req := &regionpb.PrepareRequest{Region: d.ID, Attempt: e.attempt, Lock: e.c.LockID(part)}
+	sub := int64(0)
+	for i, p := range e.parts {
+		req.Participants = append(req.Participants, c.w.region(p.region).ID)
+		var fx []regionpb.Effect
+		for _, id := range p.ids {
+			for _, key := range e.keys[leaseIn{p.region, id}] {
+				fx = append(fx, regionpb.Effect{Key: key, Delete: true, Detach: id})
+			}
+			if i == part && e.records[id] != nil {
+				k := regionpb.RegisteredKey(d.Span.Start, id)
+				if d.Span.Contains(regionpb.LeasePlace(id)) {
+					k = regionpb.LeaseKey(id)
+				}
+				req.Records = append(req.Records, regionpb.RecordEffect{Key: k})
+			}
+		}
+		slices.SortFunc(fx, func(a, b regionpb.Effect) int { return bytes.Compare(a.Key, b.Key) })
+		for range fx {
+			if i == part {
+				req.Subs = append(req.Subs, sub)
+			}
+			sub++
+		}
+		if i == part {
+			req.Effects = fx
+		}
+	}
+	slices.Sort(req.Participants)
+	return req
 }
 
 // newAttempt is an attempt id that nobody has.

@@ -81,9 +81,20 @@ func (w *World) stepLeases(s *store) {
 	if len(s.loads) > 0 && (w.calm || w.chance(3)) {
 		w.load(s, s.loads[0])
 	}
+	var together []leasesvc.Action
 	for _, a := range s.leases.Tick(s.leaseTime(), nil) {
 		w.event("s%d: %s", s.i, a.String())
-		s.carryOut(a)
+		if n := len(together); n > 0 && (a.Kind != leasesvc.Expire || n == endsMax || a.Region != together[0].Region || a.Term != together[0].Term) {
+			s.carryOut(together)
+			together = nil
+		}
+		if together = append(together, a); a.Kind != leasesvc.Expire {
+			s.carryOut(together)
+			together = nil
+		}
+	}
+	if len(together) > 0 {
+		s.carryOut(together)
 	}
 }
 
@@ -112,23 +123,30 @@ func (w *World) load(s *store, l *leaseLoad) {
 	}
 }
 
-func (s *store) carryOut(a leasesvc.Action) {
-	c, life := s.w.check, s.life
+// carryOut does one thing, or ends leases of one region and term together.
+func (s *store) carryOut(list []leasesvc.Action) {
+	c, life, first := s.w.check, s.life, list[0]
 	over := func(err error) {
-		if s.up && s.life == life && (err != nil || a.Kind == leasesvc.Checkpoint) {
-			s.leases.Ended(a, s.leaseTime())
+		for _, a := range list {
+			if s.up && s.life == life && (err != nil || a.Kind == leasesvc.Checkpoint) {
+				s.leases.Ended(a, s.leaseTime())
+			}
 		}
 	}
-	term := a.Term
+	term := first.Term
 	if s.w.mut.anyTerm {
 		term = 0
 	}
-	if a.Kind == leasesvc.Checkpoint {
-		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: a.ID, Remaining: a.Remaining, Term: term}, func(_ *pb.TxnResponse, err error) { over(err) })
+	if first.Kind == leasesvc.Checkpoint {
+		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: first.ID, Remaining: first.Remaining, Term: term}, func(_ *pb.TxnResponse, err error) { over(err) })
 		return
 	}
-	s.w.stats.Expiries++
-	c.endLease(&leaseEnd{id: a.ID, term: term, store: s.i, life: s.life, over: over})
+	s.w.stats.Expiries += len(list)
+	e := &leaseEnd{term: term, store: s.i, life: s.life, over: over}
+	for _, a := range list {
+		e.ids = append(e.ids, a.ID)
+	}
+	c.endLease(e)
 }
 
 // lease is what the checker knows of a lease.
@@ -201,7 +219,7 @@ func (c *checker) stepClientsOfLeases() {
 		l.revoking = true
 		s := w.stores[w.rng.IntN(len(w.stores))]
 		w.stats.Revokes++
-		c.endLease(&leaseEnd{id: l.id, store: s.i, life: s.life, over: func(error) {}})
+		c.endLease(&leaseEnd{ids: []int64{l.id}, store: s.i, life: s.life, over: func(error) {}})
 	}
 }
 
@@ -410,6 +428,7 @@ func (c *checker) checkLeases(h history) error {
 	for i := range c.w.cfg.Regions {
 		regions = append(regions, i)
 	}
+	together := map[mvcc.Revision][]*lease{} // that end at a revision of their own
 	for _, l := range c.leases.all {
 		if !l.gone || !l.recorded {
 			continue
@@ -424,18 +443,24 @@ func (c *checker) checkLeases(h history) error {
 				}
 			}
 		}
-		if !l.took {
-			continue
+		if l.took {
+			together[l.end] = append(together[l.end], l)
 		}
-		var got []string
-		for _, f := range c.effects[l.end] {
+	}
+	for rev, list := range together {
+		var want, got []string
+		for _, l := range list {
+			want = append(want, h.attachedAt(l.id, regions, rev-1)...)
+		}
+		slices.Sort(want)
+		for _, f := range c.effects[rev] {
 			if !f.Delete {
-				return fmt.Errorf("L2: the end of lease %d puts %s", l.id, f.Key)
+				return fmt.Errorf("L2: the end of lease %d puts %s", list[0].id, f.Key)
 			}
 			got = append(got, string(f.Key))
 		}
-		if want := h.attachedAt(l.id, regions, l.end-1); !slices.Equal(got, want) {
-			return fmt.Errorf("L2: the end of lease %d at revision %d deletes %v, attached were %v", l.id, l.end, got, want)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("L2: the end of %d leases at revision %d, %d is one, deletes %v, attached were %v", len(list), rev, list[0].id, got, want)
 		}
 	}
 	for _, x := range c.leases.looks {
