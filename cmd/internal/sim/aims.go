@@ -28,6 +28,7 @@ type aim struct {
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
 	leases     int  // of 1,000 steps
+	depose     int  // leaders that are deposed and do not know
 	// lag is for how many steps a watch may stay with a store that lags (W2), 0 for any: until the store
 	// knows that it hears of no leader, and its gateway has waited for three election timeouts more.
 	lag    int
@@ -47,7 +48,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "cutoff"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -99,6 +100,11 @@ var aims = map[string]aim{
 	// Leases whose time is kept by leaders that come and go.
 	"leases": vary(func(a *aim) {
 		a.leases, a.transfer, a.partition, a.stopClock, a.crash, a.ops, a.txns = 150, 80, 60, 0, 30, 250, 60
+	}),
+	// The same, and leaders that are deposed while they are cut off and their clocks stand still: they
+	// do not hear of it, and their clients go on to talk to them.
+	"deposed": vary(func(a *aim) {
+		a.leases, a.depose, a.partition, a.stopClock, a.crash, a.transfer, a.ops, a.txns = 250, 60, 0, 0, 5, 0, 150, 20
 	}),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),

@@ -23,7 +23,7 @@ const leaseRate = 20
 // leaseTTLMax is the longest lease, in seconds; leaseExtend is what a new leader adds.
 const (
 	leaseTTLMax = 9
-	leaseExtend = 2 * time.Second
+	leaseExtend = 4 * time.Second
 )
 
 // leaseTime is the time of leases as an onlooker sees it; every store counts from an origin of its own.
@@ -41,10 +41,10 @@ type leaseLoad struct {
 
 func (s *store) openLeases() {
 	s.leases = leasesvc.New(leasesvc.Options{
-		// Less than a deposed leader may take to hear of it.
+		// Less than a deposed leader may take to hear of it when its clock stands still.
 		Extend: leaseExtend, CheckpointEvery: 3 * time.Second, RetryAfter: time.Second, EndingMax: 4,
 	})
-	s.leases.NoExtend, s.leases.RenewEnding = s.w.mut.noExtend, s.w.mut.renewEnding
+	s.leases.NoExtend, s.leases.NoConfirm, s.leases.RenewEnding = s.w.mut.noExtend, s.w.mut.noConfirm, s.w.mut.renewEnding
 	s.origin = time.Duration(s.w.rng.IntN(1e6)) * time.Millisecond
 	s.loads, s.confirming = nil, map[pdpb.RegionID]bool{}
 }
@@ -153,6 +153,7 @@ func (s *store) carryOut(list []leasesvc.Action) {
 type lease struct {
 	id       int64
 	ttl      int64
+	via      int           // the store that its client is connected to
 	acked    bool          // its grant is
 	recorded bool          // somebody has applied its record
 	promised time.Duration // it may not end before, in the onlookers' time
@@ -215,7 +216,7 @@ func (c *checker) stepClientsOfLeases() {
 		c.renewLease(l)
 	case x < 18:
 		c.lookAtLease(l)
-	case x < 19:
+	case x < 19 && w.chance(3):
 		l.revoking = true
 		s := w.stores[w.rng.IntN(len(w.stores))]
 		w.stats.Revokes++
@@ -224,7 +225,7 @@ func (c *checker) stepClientsOfLeases() {
 }
 
 func (c *checker) grantLease() {
-	l := &lease{id: int64(len(c.leases.all) + 1), ttl: 2 + int64(c.w.rng.IntN(leaseTTLMax-1))}
+	l := &lease{id: int64(len(c.leases.all) + 1), ttl: 2 + int64(c.w.rng.IntN(leaseTTLMax-1)), via: c.w.rng.IntN(len(c.w.stores))}
 	c.leases.all = append(c.leases.all, l)
 	c.leases.byID[l.id] = l
 	c.w.stats.Grants++
@@ -246,33 +247,53 @@ func (c *checker) grantLease() {
 	})
 }
 
-// renewLease asks a store that believes it keeps the lease's time.
+// renewLease asks the store that the lease's client is connected to, which passes the question on to
+// whom it takes for the leader, if that is another store. A client that is not answered goes on for
+// a while, and then elsewhere.
 func (c *checker) renewLease(l *lease) {
 	w := c.w
 	home := c.homeOf(l.id)
-	for _, s := range w.stores {
-		if !s.up || !w.chance(2) {
-			continue
-		}
-		out, ttl, forget := s.leases.Renew(home, l.id, s.leaseTime())
+	s := w.timekeeper(w.stores[l.via], home)
+	out, ttl, forget := leasesvc.Elsewhere, int64(0), leasesvc.Action{}
+	if s != nil {
+		out, ttl, forget = s.leases.Renew(home, l.id, s.leaseTime())
 		if s.leases.ConfirmSoon(home, s.leaseTime()) {
 			s.confirm(home)
 		}
-		switch {
-		case forget.Kind == leasesvc.Checkpoint:
-			c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: l.id}, func(*pb.TxnResponse, error) {})
-		case out == leasesvc.Renewed:
-			w.stats.Renewals++
-			w.event("lease %d is renewed by s%d for %d s", l.id, s.i, ttl)
-			if l.gone && !l.revoking {
-				w.fail("L5: store %d renews lease %d, which has expired", s.i, l.id)
-			}
-			if ttl != l.ttl {
-				w.fail("L5: store %d renews lease %d for %d s, it was granted %d s", s.i, l.id, ttl, l.ttl)
-			}
-			l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
+	}
+	switch {
+	case forget.Kind == leasesvc.Checkpoint:
+		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: l.id}, func(*pb.TxnResponse, error) {})
+	case out == leasesvc.Renewed:
+		w.stats.Renewals++
+		w.event("lease %d is renewed by s%d for %d s", l.id, s.i, ttl)
+		if l.gone && !l.revoking {
+			w.fail("L5: store %d renews lease %d, which has expired", s.i, l.id)
+		}
+		if ttl != l.ttl {
+			w.fail("L5: store %d renews lease %d for %d s, it was granted %d s", s.i, l.id, ttl, l.ttl)
+		}
+		l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
+	case w.chance(4):
+		l.via = w.rng.IntN(len(w.stores))
+	}
+}
+
+// timekeeper is the store that one takes for the leader of a region, nil when it does not reach any.
+func (w *World) timekeeper(s *store, id pdpb.RegionID) *store {
+	if !s.up || s.groups[id] == nil {
+		return nil
+	}
+	leader, here := s.groups[id].replica.Leader()
+	if here {
+		return s
+	}
+	for _, o := range w.stores {
+		if o.id == leader && o.up && !w.net.blocked[s.i][o.i] && !w.net.blocked[o.i][s.i] {
+			return o
 		}
 	}
+	return nil
 }
 
 // confirm has a quorum asked whether a region is led here (L6).

@@ -23,6 +23,7 @@ type mutants struct {
 	noIndex       bool
 	removeFirst   bool
 	noExtend      bool
+	noConfirm     bool
 	renewEnding   bool
 	anyTerm       bool
 	noReread      bool
@@ -113,6 +114,12 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.region.LeaseTokensStay = true }},
 	{"leaseattachfirst", "L3", "leases", []string{"L2"},
 		func(m *mutants) { m.region.LeaseAttachFirst = true }},
+	{"leasenoextend", "L6", "deposed", []string{"L5"},
+		func(m *mutants) { m.noExtend = true }},
+	{"leasenoconfirm", "L6", "deposed", []string{"L5"},
+		func(m *mutants) { m.noConfirm = true }},
+	{"leaseanyterm", "L5", "deposed", []string{"L5"},
+		func(m *mutants) { m.anyTerm = true }},
 	{"leaserenewending", "L5", "leases", []string{"L5"},
 		func(m *mutants) { m.renewEnding = true }},
 }

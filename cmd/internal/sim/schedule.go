@@ -11,6 +11,7 @@ import (
 func (w *World) step() {
 	a := &w.aim
 	w.faults()
+	w.stepDeposed()
 	if w.rng.IntN(1000) < a.ops {
 		w.check.clientOps(1 + w.rng.IntN(a.burst))
 	}
@@ -105,6 +106,8 @@ func (w *World) faults() {
 		w.partition()
 	case take(a.transfer):
 		w.moveLeader()
+	case take(a.depose):
+		w.depose()
 	case take(a.stopClock):
 		if w.stopped = -1; w.chance(2) {
 			w.stats.Stops++
@@ -158,6 +161,49 @@ func (w *World) partition() {
 		w.event("cut off: %d to %d", v, other)
 	}
 	w.stats.Partitions++
+}
+
+// deposal is a leader's store that is about to be cut off, or is until a step.
+type deposal struct {
+	store     *store
+	cut, heal int
+}
+
+// depose has a region's leader hand over, and cuts its store off and stops its clock before it hears
+// how that ended.
+func (w *World) depose() {
+	if w.deposed.store != nil || len(w.stores) == 1 {
+		return
+	}
+	s := w.stores[w.rng.IntN(len(w.stores))]
+	for _, id := range s.ids {
+		if g := s.groups[id]; s.up && g.replica != nil && g.leading && w.chance(2) {
+			g.in.Transfer = raftid.ReplicaID(w.rng.IntN(len(w.stores)) + 1)
+			g.ready = true
+			w.deposed = deposal{s, w.stats.Steps + 1 + w.rng.IntN(12), w.stats.Steps + 300 + w.rng.IntN(400)}
+			w.event("s%d g%d is deposed", s.i, id)
+			return
+		}
+	}
+}
+
+// stepDeposed goes on with what depose began.
+func (w *World) stepDeposed() {
+	d := &w.deposed
+	switch {
+	case d.store == nil:
+	case w.stats.Steps == d.cut:
+		w.stopped = d.store.i
+		for i := range w.stores {
+			if i != d.store.i {
+				w.net.blocked[i][d.store.i], w.net.blocked[d.store.i][i] = true, true
+			}
+		}
+		w.stats.Partitions++
+	case w.stats.Steps == d.heal:
+		w.deposed, w.stopped = deposal{}, -1
+		w.net.blocked = [storesMax][storesMax]bool{}
+	}
 }
 
 // isolated is the store that nobody reaches, nil when there is none.

@@ -59,6 +59,7 @@ type World struct {
 	stores  []*store
 	net     network
 	stopped int // the store whose clock stands still, -1 for none
+	deposed deposal
 	boot    *pd.Bootstrap
 	check   *checker
 	stats   Stats
