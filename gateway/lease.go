@@ -93,6 +93,8 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest)
 // LeaseKeepAlive answers the renewals of a stream in order. Its client ends it, or the want
 // of a leader when it requires one.
 func (l *leaseServer) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
+	leaderless, done := l.s.leaderless.channel(stream.Context(), nil)
+	defer done()
 	ended := make(chan error, 1)
 	l.s.receivers.Go(func() { ended <- l.keepAlive(stream) })
 	select {
@@ -100,7 +102,7 @@ func (l *leaseServer) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error
 		return err
 	case <-stream.Context().Done():
 		return toStatus(stream.Context().Err())
-	case <-l.s.leaderless.channel(stream.Context()):
+	case <-leaderless:
 		return rpctypes.ErrGRPCNoLeader
 	case <-l.s.stopping:
 		return rpctypes.ErrGRPCStopped

@@ -131,7 +131,8 @@ func (ws *watchStream) send(received <-chan error) error {
 	// As in etcd, streams that began together do not all report together.
 	progress := time.NewTicker(interval + rand.N(interval/10))
 	defer progress.Stop()
-	leaderless := ws.s.leaderless.channel(ctx)
+	leaderless, done := ws.s.leaderless.channel(ctx, ws.out.Led)
+	defer done()
 	for {
 		more, err := ws.sendNext(ctx)
 		if err != nil {

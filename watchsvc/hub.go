@@ -40,6 +40,8 @@ type Source interface {
 	CompleteThrough() mvcc.Revision
 	// Floor is the revision below which history may be gone.
 	Floor() mvcc.Revision
+	// Led says whether the replica knows a leader of its region; without one it falls behind.
+	Led() bool
 }
 
 // History is the store's state engine.

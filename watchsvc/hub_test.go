@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +33,11 @@ type storeRegion struct {
 	feed    *Feed
 	mu      sync.Mutex
 	through mvcc.Revision
+
+	leaderless atomic.Bool
 }
+
+func (r *storeRegion) Led() bool { return !r.leaderless.Load() }
 
 func (r *storeRegion) CompleteThrough() mvcc.Revision {
 	r.mu.Lock()
@@ -339,6 +344,33 @@ func TestProgressWaitsForQuietRegions(t *testing.T) {
 	if r := l.take(s); r.ID != 0 || r.Revision != rev {
 		t.Fatalf("%+v", r)
 	}
+}
+
+// TestLed: a stream lacks a leader when a region that it watches does, and only then (W2).
+func TestLed(t *testing.T) {
+	l := newLab(t, tiny)
+	one, all := l.hub.NewStream(), l.hub.NewStream()
+	defer one.Close()
+	defer all.Close()
+	led := func(wantOne, wantAll bool) {
+		t.Helper()
+		if a, b := one.Led(), all.Led(); a != wantOne || b != wantAll {
+			t.Errorf("led: %v, %v; want %v, %v", a, b, wantOne, wantAll)
+		}
+	}
+	l.regions[2].leaderless.Store(true)
+	led(true, true) // nothing is watched
+	l.watch(one, 0, mvcc.Key([]byte("a")))
+	id := l.watch(all, 0, mvcc.Span{}).ID
+	led(true, false)
+	l.regions[2].leaderless.Store(false)
+	led(true, true)
+	l.regions[0].leaderless.Store(true)
+	led(false, false)
+	if err := all.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	led(false, true)
 }
 
 // TestOutOfReach: a watch of what has no replica here, and limits, are refused in etcd's shape.

@@ -328,6 +328,24 @@ func (s *Stream) Cancel(ctx context.Context, id int64) error {
 	return nil
 }
 
+// Led says whether every region that the stream watches has a leader as far as is known here. Who
+// requires one is better served elsewhere when that has not been so for a while (W2). Any goroutine.
+func (s *Stream) Led() bool {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	for _, w := range s.watchers {
+		if w.group == nil {
+			continue
+		}
+		for _, src := range w.group.sources {
+			if !src.live.Led() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // end takes a watcher out of everything but the stream's list. Called with Hub.mu held.
 func (s *Stream) end(w *watcher) {
 	if w.group == nil {

@@ -40,6 +40,12 @@ type watchSource struct{ h *hosted }
 // CompleteThrough implements watchsvc.Source.
 func (s watchSource) CompleteThrough() mvcc.Revision { return s.h.Replica.CompleteThrough() }
 
+// Led implements watchsvc.Source.
+func (s watchSource) Led() bool {
+	leader, here := s.h.Leader()
+	return here || leader != 0
+}
+
 // Floor implements watchsvc.Source: what compactions refuse, or what a snapshot's sender had
 // removed already (C1).
 func (s watchSource) Floor() mvcc.Revision {

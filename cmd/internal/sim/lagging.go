@@ -14,10 +14,10 @@ type lag struct {
 }
 
 // leaveLagging ends the streams of clients that require a leader, as a gateway does, at stores that
-// have stood still for long.
+// hear of no leader of pd, or know none of a region that is watched.
 func (c *checker) leaveLagging() {
 	for _, st := range slices.Clone(c.watches.streams) {
-		if !st.store.leaderless() || c.w.mut.noReplace {
+		if _, still := st.store.client.StandsStillSince(); !still && st.s.Led() || c.w.mut.noReplace {
 			st.still = 0
 			continue
 		}
@@ -25,21 +25,6 @@ func (c *checker) leaveLagging() {
 			c.endStream(st)
 		}
 	}
-}
-
-// leaderless says that a store hears of no leader of pd, or that a region here has none.
-func (s *store) leaderless() bool {
-	if _, still := s.client.StandsStillSince(); still {
-		return true
-	}
-	for _, id := range s.ids {
-		if r := s.groups[id].replica; r != nil {
-			if leader, here := r.Leader(); leader == 0 && !here {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // electionSteps is how long ten ticks of a store take on average.

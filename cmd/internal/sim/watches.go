@@ -138,6 +138,12 @@ type watchSource struct {
 // Floor implements watchsvc.Source.
 func (x watchSource) Floor() mvcc.Revision { return max(x.Applied().Floor, x.s.client.Mark().Floor) }
 
+// Led implements watchsvc.Source.
+func (x watchSource) Led() bool {
+	leader, here := x.Leader()
+	return here || leader != 0
+}
+
 // simHistory is a store's engine as the hub sees it. While a watcher reads, the store goes on:
 // replicas apply and install, versions are removed.
 type simHistory struct{ s *store }
