@@ -21,6 +21,9 @@ type Options struct {
 	RetryAfter time.Duration
 	// EndingMax bounds the leases that are being ended at one time. Default 1024.
 	EndingMax int
+	// RecordingMax bounds those of which is being recorded what they have left; more are looked at again
+	// after RetryAfter. Default 4096.
+	RecordingMax int
 }
 
 func (o Options) withDefaults() Options {
@@ -34,6 +37,9 @@ func (o Options) withDefaults() Options {
 	def(&o.RetryAfter, 500*time.Millisecond)
 	if o.EndingMax <= 0 {
 		o.EndingMax = 1024
+	}
+	if o.RecordingMax <= 0 {
+		o.RecordingMax = 4096
 	}
 	return o
 }
@@ -49,7 +55,9 @@ type Core struct {
 	o      Options
 	homes  map[pdpb.RegionID]*home
 	queue  queue
-	ending int
+	ending int // leases in that state
+	// recording counts the leases that are.
+	recording int
 	// Mutants for tests.
 	NoExtend    bool // a new leader adds nothing
 	NoConfirm   bool // a leader renews without being confirmed
@@ -148,6 +156,19 @@ func (c *Core) Loaded(region pdpb.RegionID, term uint64, id int64, rec *regionpb
 		extend = 0
 	}
 	c.add(h, id, rec, now+left(rec)+extend, now)
+	// All of a region begin at this moment; they do not come due together.
+	if l := h.leases[id]; l.checks > 0 {
+		half := c.o.CheckpointEvery / 2
+		l.checks -= time.Duration(spread(id) % uint64(half))
+		l.due = min(l.due, l.checks)
+		c.queue.set(l)
+	}
+}
+
+// spread mixes ids, which may follow each other.
+func spread(id int64) uint64 {
+	x := uint64(id) * 0x9e3779b97f4a7c15
+	return x ^ x>>32
 }
 
 // Confirmed tells that a quorum said, in answer to a question that was put at a time, that the term
@@ -236,6 +257,15 @@ func (c *Core) drop(l *lease) {
 	if l.state == ending {
 		c.ending--
 	}
+	c.recorded(l)
+}
+
+// recorded ends the recording of a lease, if there is one.
+func (c *Core) recorded(l *lease) {
+	if l.recording {
+		l.recording = false
+		c.recording--
+	}
 }
 
 // Outcome is what became of a renewal.
@@ -307,7 +337,7 @@ func (c *Core) Ended(a Action, now time.Duration) {
 	}
 	l := h.leases[a.ID]
 	if a.Kind == Checkpoint {
-		l.recording = false // one that failed may have been executed, so what it said stays in recorded
+		c.recorded(l) // one that failed may have been executed, so what it said stays in l.recorded
 		return
 	}
 	if l.state == ending {
@@ -330,17 +360,18 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			l.state = ending
 			c.ending++
 			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id})
-		case l.checks > 0 && now >= l.checks && !l.recording:
+		case l.checks > 0 && now >= l.checks && !l.recording && c.recording < c.o.RecordingMax:
 			// Rounded up: never early. Never more than all of it: what a new leader added would be
 			// added to by the next one.
 			remaining := int64((min(l.deadline-now, l.ttl) + time.Second - 1) / time.Second)
 			dst = append(dst, Action{Kind: Checkpoint, Region: l.home.id, Term: l.home.term, ID: l.id, Remaining: remaining})
 			l.recording, l.recorded = true, remaining
+			c.recording++
 			c.schedule(l, now)
 		default:
 			checks := l.checks
 			if checks > 0 && checks <= now {
-				checks = now + c.o.RetryAfter // the Checkpoint before is still on its way
+				checks = now + c.o.RetryAfter // the Checkpoint before is still on its way, or there is no room
 			}
 			c.schedule(l, now)
 			if checks > 0 {

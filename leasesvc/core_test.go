@@ -223,3 +223,40 @@ func TestCheckpointOverdue(t *testing.T) {
 		t.Errorf("after it has ended: %v", got)
 	}
 }
+
+// TestCheckpointsSpread: what many leases have left is recorded over half an interval after an election,
+// and of no more than a number at a time; what found no room comes later.
+func TestCheckpointsSpread(t *testing.T) {
+	const n, most = 30_000, 200
+	c := New(Options{CheckpointEvery: 5 * time.Minute, RecordingMax: most})
+	c.Lead(7, 1)
+	for id := range int64(n) {
+		c.Loaded(7, 1, id, &regionpb.LeaseRecord{TTL: 3600}, 0)
+	}
+	c.LoadedAll(7, 1)
+	recorded := map[int64]int{}
+	for now := time.Duration(0); now <= 5*time.Minute+time.Second; now += 500 * time.Millisecond {
+		list := c.Tick(now, nil)
+		if len(list) > most || len(list) > 0 && now < 149*time.Second {
+			t.Fatalf("%d at %v", len(list), now)
+		}
+		for _, a := range list {
+			recorded[a.ID]++
+		}
+		// Those of every other tick take until the next one.
+		if again := c.Tick(now, nil); now%time.Second == 0 && len(list) == most && len(again) != 0 {
+			t.Fatalf("%d more at %v, while %d are on their way", len(again), now, len(list))
+		}
+		for _, a := range list {
+			c.Ended(a, now)
+		}
+	}
+	if len(recorded) != n {
+		t.Errorf("%d of %d leases were recorded", len(recorded), n)
+	}
+	for id, times := range recorded {
+		if times != 1 {
+			t.Fatalf("lease %d was recorded %d times in an interval", id, times)
+		}
+	}
+}

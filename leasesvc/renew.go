@@ -77,7 +77,7 @@ func (s *Service) ask(ctx context.Context, q request) (Outcome, int64, error) {
 		case Renewed, Unknown:
 			return a.out, a.value, nil
 		case forget:
-			if err := s.cfg.Store.LeaseCheckpoint(ctx, q.id, 0, 0); err != nil && !isCode(err, regionpb.LeaseNotFound) {
+			if err := s.cfg.Store.LeaseCheckpoint(ctx, []regionpb.LeaseLeft{{ID: q.id}}, 0); err != nil {
 				return 0, 0, err
 			}
 			continue

@@ -22,7 +22,9 @@ type Store interface {
 	// LeaseExpire ends leases whose records lie in one region as that term's leader; those that have
 	// ended are none of its errors.
 	LeaseExpire(ctx context.Context, ids []int64, term uint64) error
-	LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error
+	// LeaseCheckpoint records what leases have left, whose records lie in one region; those that have
+	// ended are none of its errors. With a term, only as that term's leader.
+	LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft, term uint64) error
 	// LeaseLook returns the confirmed record, nil when there is none, and the keys if asked for.
 	LeaseLook(ctx context.Context, id int64, keys bool) (*regionpb.LeaseRecord, [][]byte, mvcc.Revision, error)
 	Leases(ctx context.Context) ([]regionpb.Lease, mvcc.Revision, error)
@@ -201,20 +203,20 @@ func (s *Service) Tick() {
 	}
 }
 
-// expireMax bounds the leases that are ended together. What that costs grows little with their
-// number; what a watcher gets in one revision grows with it.
-const expireMax = 256
+// togetherMax bounds the leases that are ended, or recorded, together. What that costs grows little with
+// their number; what a watcher gets in one revision grows with it.
+const togetherMax = 256
 
-// takeLocked takes the first action off the list, and with an end those of the same region.
+// takeLocked takes the first action off the list, and with it others of the same kind and region.
 func (s *Service) takeLocked() []Action {
 	first := s.mu.todo[0]
-	if first.Kind != Expire || s.cfg.OneByOne {
+	if first.Kind == Expire && s.cfg.OneByOne {
 		s.mu.todo = s.mu.todo[1:]
 		return []Action{first}
 	}
 	var list []Action
 	s.mu.todo = slices.DeleteFunc(s.mu.todo, func(a Action) bool {
-		if len(list) == expireMax || a.Kind != Expire || a.Region != first.Region || a.Term != first.Term {
+		if len(list) == togetherMax || a.Kind != first.Kind || a.Region != first.Region || a.Term != first.Term {
 			return false
 		}
 		list = append(list, a)
@@ -240,8 +242,12 @@ func (s *Service) work() {
 			}
 			err = s.cfg.Store.LeaseExpire(s.ctx, ids, a.Term)
 		case Checkpoint:
+			left := make([]regionpb.LeaseLeft, len(list))
+			for i := range list {
+				left[i] = regionpb.LeaseLeft{ID: list[i].ID, Remaining: list[i].Remaining}
+			}
 			// One that is lost costs precision after an election, and the next one comes.
-			err = s.cfg.Store.LeaseCheckpoint(s.ctx, a.ID, a.Remaining, a.Term)
+			err = s.cfg.Store.LeaseCheckpoint(s.ctx, left, a.Term)
 		}
 		s.mu.Lock()
 		for _, a := range list {

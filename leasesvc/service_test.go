@@ -85,7 +85,7 @@ func newService(f *fakeStore, cfg Config, n int, ttl int64) *Service {
 // where attempts have no cost of their own each is ended by itself. What failed is ended again, and
 // nothing twice.
 func TestExpireTogether(t *testing.T) {
-	const n = 2*expireMax + 100
+	const n = 2*togetherMax + 100
 	for _, c := range []struct {
 		name         string
 		oneByOne     bool
@@ -94,7 +94,7 @@ func TestExpireTogether(t *testing.T) {
 	}{
 		{"together", false, 0, 4, n},
 		{"one by one", true, 0, n, n},
-		{"one fails", false, 1, 5, n + expireMax},
+		{"one fails", false, 1, 5, n + togetherMax},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestExpireTogether(t *testing.T) {
 				}
 				total, seen := 0, map[int64]int{}
 				for _, ids := range f.ended {
-					if len(ids) > expireMax {
+					if len(ids) > togetherMax {
 						t.Errorf("%d leases ended together", len(ids))
 					}
 					for _, id := range ids {

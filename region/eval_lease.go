@@ -186,6 +186,11 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseTermOver)
 		return refusal, nil
 	}
+	if l.Op == regionpb.LeaseCheckpoint {
+		e.checkpoint(l)
+		e.leaseAnswer()
+		return evaluated, e.err
+	}
 	rec := e.leaseRecord(l.ID)
 	switch {
 	case e.err != nil:
@@ -208,9 +213,6 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 			rec.Spans = spans
 			e.setRecord(regionpb.LeaseKey(l.ID), rec.Append(nil))
 		}
-	case l.Op == regionpb.LeaseCheckpoint:
-		rec.Remaining = l.Remaining
-		e.setRecord(regionpb.LeaseKey(l.ID), rec.Append(nil))
 	case l.Op == regionpb.LeaseRevoke && slices.ContainsFunc(rec.Spans, func(s mvcc.Span) bool { return !e.span.Covers(s) }):
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseSpread)
 		return refusal, nil
@@ -226,6 +228,19 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 	}
 	e.leaseAnswer()
 	return evaluated, e.err
+}
+
+// checkpoint records what leases have left.
+func (e *evaluator) checkpoint(l *regionpb.LeaseCommand) {
+	for _, left := range l.Lefts() {
+		if !e.span.Contains(regionpb.LeasePlace(left.ID)) {
+			continue
+		}
+		if rec := e.leaseRecord(left.ID); rec != nil && e.err == nil {
+			rec.Remaining = left.Remaining
+			e.setRecord(regionpb.LeaseKey(left.ID), rec.Append(nil))
+		}
+	}
 }
 
 // leaseAnswer is a header with the revision of the command's place.
@@ -301,9 +316,13 @@ func (r *Replica) KeepAwake(on bool) {
 	r.mu.Unlock()
 }
 
-// leaseLock is what a command on a lease conflicts with.
-func leaseLock(l *regionpb.LeaseCommand) regionpb.LockSpan {
-	return regionpb.LockSpan{Lease: l.ID, Exclusive: l.Op != regionpb.LeaseAttach}
+// leaseLocks are what a command on a lease conflicts with.
+func leaseLocks(l *regionpb.LeaseCommand) []regionpb.LockSpan {
+	list := []regionpb.LockSpan{{Lease: l.ID, Exclusive: l.Op != regionpb.LeaseAttach}}
+	for i := range l.More {
+		list = append(list, regionpb.LockSpan{Lease: l.More[i].ID, Exclusive: true})
+	}
+	return list
 }
 
 // withKeys adds to locks that end leases the keys that are attached to them now: nobody may detach

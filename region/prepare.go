@@ -236,7 +236,7 @@ func (r *Replica) busy(spans []regionpb.LockSpan) bool {
 // spans are what a write conflicts with, made once.
 func (w *Write) spans() []regionpb.LockSpan {
 	if w.locks == nil && w.Lease != nil {
-		w.locks = []regionpb.LockSpan{leaseLock(w.Lease)}
+		w.locks = leaseLocks(w.Lease)
 	} else if w.locks == nil {
 		w.locks = spansOf(nil, w.Txn)
 	}

@@ -31,6 +31,7 @@ import (
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
 //	grant r=             lease 5, to which "lease KEY [ID]" of write attaches; lease 9 has its record elsewhere
 //	end r= [lease=] [term=]   the command that ends a lease
+//	left r= [ID=SECONDS ...]   the command that records what leases have left
 //	lock r= [attempt=] [lease=] [shared]   the lock of an attempt that ends a lease, or that attaches
 //	release r= [attempt=]
 //	copy from= r= [through=]
@@ -144,6 +145,26 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 				s.printf("  end of %d: %v\n", cmd.ID, err)
 			} else {
 				s.printf("  end of %d: rev %d\n", cmd.ID, resp.Header.Revision)
+			}
+		}})
+		h.work()
+	case "left":
+		cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint}
+		for i, a := range d.CmdArgs {
+			id, err := strconv.ParseInt(a.Key, 10, 64)
+			must(err)
+			l := regionpb.LeaseLeft{ID: id, Remaining: int64(arg(d, a.Key, 0))}
+			if i == 0 {
+				cmd.ID, cmd.Remaining = l.ID, l.Remaining
+			} else {
+				cmd.More = append(cmd.More, l)
+			}
+		}
+		h.r.Write(&Write{Lease: cmd, Reply: func(resp *pb.TxnResponse, err error) {
+			if err != nil {
+				s.printf("  left: %v\n", err)
+			} else {
+				s.printf("  left: rev %d\n", resp.Header.Revision)
 			}
 		}})
 		h.work()

@@ -49,9 +49,13 @@ func (r *Router) LeaseExpire(ctx context.Context, ids []int64, term uint64) erro
 	return err
 }
 
-// LeaseCheckpoint records how many seconds a lease has left; 0 is all.
-func (r *Router) LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error {
-	_, err := r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: id, Remaining: remaining, Term: term})
+// LeaseCheckpoint records what leases have left, whose records lie in one region, by one command. With
+// a term, only the leader of that term does it.
+func (r *Router) LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft, term uint64) error {
+	if len(left) == 0 {
+		return nil
+	}
+	_, err := r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: left[0].ID, Remaining: left[0].Remaining, More: left[1:], Term: term})
 	return err
 }
 

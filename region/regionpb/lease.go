@@ -140,7 +140,7 @@ const (
 	LeaseRevoke
 	// LeaseRegister adds Span to the record.
 	LeaseRegister
-	// LeaseCheckpoint records Remaining.
+	// LeaseCheckpoint records Remaining, and those of More; leases that have ended are passed over.
 	LeaseCheckpoint
 	// LeaseAttach registers the region that contains Span.Start, with a token, as a put would.
 	LeaseAttach
@@ -156,6 +156,16 @@ type LeaseCommand struct {
 	// Term, if not 0: only a leader of that term may execute it. Who decided that a lease is over
 	// did so by the clock of that term (L5).
 	Term uint64
+	// More are further leases of a LeaseCheckpoint, whose records lie in the same region.
+	More []LeaseLeft
+}
+
+// LeaseLeft is how many seconds a lease has left; 0 is all.
+type LeaseLeft struct{ ID, Remaining int64 }
+
+// Lefts are the leases of a LeaseCheckpoint.
+func (c *LeaseCommand) Lefts() []LeaseLeft {
+	return append([]LeaseLeft{{c.ID, c.Remaining}}, c.More...)
 }
 
 // LeaseToken shows that a region's leader was asked to register for a lease, and that nobody has
@@ -171,11 +181,19 @@ func appendLeaseCommand(b []byte, c *LeaseCommand) []byte {
 		b = binary.AppendUvarint(b, zig(v))
 	}
 	b = appendSpan(b, c.Span)
-	return binary.AppendUvarint(b, c.Term)
+	b = binary.AppendUvarint(b, c.Term)
+	b = binary.AppendUvarint(b, uint64(len(c.More)))
+	for _, l := range c.More {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, zig(l.ID)), zig(l.Remaining))
+	}
+	return b
 }
 
 func (d *decoder) leaseCommand() *LeaseCommand {
 	c := &LeaseCommand{Op: LeaseOp(d.byte()), ID: d.varint(), TTL: d.varint(), Remaining: d.varint(), Span: d.span(), Term: d.uvarint()}
+	for n := d.count(2); n > 0; n-- {
+		c.More = append(c.More, LeaseLeft{ID: d.varint(), Remaining: d.varint()})
+	}
 	if c.Op < LeaseGrant || c.Op > LeaseAttach {
 		d.fail("lease command")
 	}

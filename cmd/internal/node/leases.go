@@ -117,12 +117,12 @@ func (s leaseStore) LeaseExpire(ctx context.Context, ids []int64, term uint64) e
 }
 
 // LeaseCheckpoint implements leasesvc.Store.
-func (s leaseStore) LeaseCheckpoint(ctx context.Context, id, remaining int64, term uint64) error {
+func (s leaseStore) LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft, term uint64) error {
 	r, err := s.router()
 	if err != nil {
 		return err
 	}
-	return r.LeaseCheckpoint(ctx, id, remaining, term)
+	return r.LeaseCheckpoint(ctx, left, term)
 }
 
 // LeaseLook implements leasesvc.Store.
