@@ -19,9 +19,10 @@ import (
 //
 // An attempt locks everything it needs of a region at once. It is granted when nobody who is in
 // front of it is in conflict: holders, and waiters that are older (the oldest first, by the
-// transaction's first attempt). Since
-// coordinators lock region after region in the order of keys, and within a region everybody waits
-// for holders or for older attempts only, nobody waits in a circle. Commands of a single region
+// transaction's first attempt). Coordinators that wait for others lock region after region in the
+// order of keys, and within a region everybody waits for holders or for older attempts only; those
+// that lock all regions at the same time are refused where they would wait for another attempt, or
+// for a command that waits for one. So nobody waits in a circle. Commands of a single region
 // take no locks: they wait while they conflict with a holder, or with a waiter, so that a stream
 // of them cannot keep a waiter out; one that has waited long no longer stands back for waiters,
 // and waiters stand back for it, so that a stream of attempts cannot keep it out either.
@@ -53,7 +54,8 @@ type lock struct {
 	set     spanSet // of spans
 	state   lockState
 	id      regionpb.LockID
-	ticks   int // in this state
+	ticks   int  // in this state
+	now     bool // refused rather than made to wait for others
 	reply   func(regionpb.LockID, error)
 }
 
@@ -117,19 +119,34 @@ func (t *lockTable) request(l *lock) (ok bool) {
 	return true
 }
 
-// grant returns the waiters that got their locks. withKeys adds to what ends a lease the keys that
-// the lease has now. busy says of spans that something that was
-// evaluated before is not numbered yet, or must go first: what an attempt reads under its locks
-// must be what all of it leaves behind.
-func (t *lockTable) grant(withKeys func([]regionpb.LockSpan) []regionpb.LockSpan, busy func([]regionpb.LockSpan) bool) (granted []*lock) {
+// grantRules are what a table does not know of its region.
+type grantRules struct {
+	// withKeys adds to what ends a lease the keys that the lease has now.
+	withKeys func([]regionpb.LockSpan) []regionpb.LockSpan
+	// inFlight says of spans that something that was evaluated before is not numbered yet: what an
+	// attempt reads under its locks must be what all of it leaves behind. It ends by itself.
+	inFlight func([]regionpb.LockSpan) bool
+	// goesFirst says that a command that has waited long, maybe for another attempt, must go first.
+	goesFirst func([]regionpb.LockSpan) bool
+}
+
+// grant returns the waiters that got their locks, and those that left because they must not wait
+// for others.
+func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
-		if t.inFront(w.spans, i) {
-			i++ // and the keys of its leases need not be looked up
+		spans := w.spans
+		others := t.inFront(spans, i) // and the keys of its leases need not be looked up
+		if !others {
+			spans = rules.withKeys(spans)
+			others = len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], i) || rules.goesFirst(spans)
+		}
+		if others && w.now {
+			t.waiting = slices.Delete(t.waiting, i, i+1)
+			refused = append(refused, w)
 			continue
 		}
-		spans := withKeys(w.spans)
-		if len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], i) || busy(spans) {
+		if others || rules.inFlight(spans) {
 			i++
 			continue
 		}
@@ -142,7 +159,7 @@ func (t *lockTable) grant(withKeys func([]regionpb.LockSpan) []regionpb.LockSpan
 		t.held = append(t.held, w)
 		granted = append(granted, w)
 	}
-	return granted
+	return granted, refused
 }
 
 // inFront says whether spans conflict with a holder or with one of the first n waiters.

@@ -33,7 +33,11 @@ func parseSpans(t *testing.T, words []string) (list []regionpb.LockSpan) {
 func TestLocks(t *testing.T) {
 	datadriven.Walk(t, "testdata/locks", func(t *testing.T, path string) {
 		table := &lockTable{}
-		var pending []regionpb.LockSpan
+		var pending, aged []regionpb.LockSpan
+		conflicts := func(with *[]regionpb.LockSpan) func([]regionpb.LockSpan) bool {
+			return func(s []regionpb.LockSpan) bool { set := newSpanSet(*with); return set.conflicts(s) }
+		}
+		rules := grantRules{withKeys: func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, inFlight: conflicts(&pending), goesFirst: conflicts(&aged)}
 		lim := TinyLimits
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			out := ""
@@ -56,7 +60,7 @@ func TestLocks(t *testing.T) {
 					out += fmt.Sprintf("refused t%d\n", l.attempt)
 				}
 			case "lock":
-				l := &lock{attempt: attempt("t"), age: attempt("age"), spans: parseSpans(t, strings.Fields(d.Input))}
+				l := &lock{attempt: attempt("t"), age: attempt("age"), spans: parseSpans(t, strings.Fields(d.Input)), now: d.HasArg("now")}
 				if l.age == 0 {
 					l.age = l.attempt
 				}
@@ -65,6 +69,8 @@ func TestLocks(t *testing.T) {
 				}
 			case "pending": // what is evaluated and not applied
 				pending = parseSpans(t, strings.Fields(d.Input))
+			case "aged": // what a command touches that has waited long
+				aged = parseSpans(t, strings.Fields(d.Input))
 			case "prepare": // proposed, applied
 				table.find(attempt("t")).state = lockPrepared
 			case "release":
@@ -90,8 +96,12 @@ func TestLocks(t *testing.T) {
 			default:
 				t.Fatalf("unknown command %q", d.Cmd)
 			}
-			for _, l := range table.grant(func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, func(s []regionpb.LockSpan) bool { set := newSpanSet(pending); return set.conflicts(s) }) {
+			granted, refused := table.grant(rules)
+			for _, l := range granted {
 				out += fmt.Sprintf("granted t%d %d/%d\n", l.attempt, l.id.Term, l.id.Seq)
+			}
+			for _, l := range refused {
+				out += fmt.Sprintf("busy t%d\n", l.attempt)
 			}
 			return out + table.String()
 		})

@@ -31,6 +31,7 @@ type Lock struct {
 	Owner   raftid.StoreID      // where its coordinator runs
 	Spans   []regionpb.LockSpan // must not change any more
 	Term    uint64              // if not 0: only a leader of that term may grant (L5)
+	Now     bool                // refused with LockBusy rather than made to wait for another attempt (T5)
 	// Reply is called exactly once and must not block, when the locks are granted or never will be.
 	Reply func(regionpb.LockID, error)
 }
@@ -152,7 +153,11 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	for _, p := range prepares {
 		r.txns = append(r.txns, txnRequest{prepare: p}) // no room in flight, or the role is about to change
 	}
-	for _, l := range r.locks.grant(r.ev.withKeys, r.busy) {
+	granted, refused := r.locks.grant(grantRules{withKeys: r.ev.withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst})
+	for _, l := range refused {
+		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy))
+	}
+	for _, l := range granted {
 		for i := range l.spans {
 			if l.spans[i].Exclusive && !r.cfg.Mutants.LeaseTokensStay {
 				r.ev.leases.revokeToken(l.spans[i].Lease)
@@ -182,7 +187,7 @@ func (r *Replica) takeLock(q *Lock) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
-	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, spans: q.Spans, reply: q.Reply}) {
+	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, spans: q.Spans, now: q.Now, reply: q.Reply}) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 }
@@ -208,9 +213,8 @@ func (r *Replica) ownerDown(store raftid.StoreID) {
 	}
 }
 
-// busy says whether a lock on spans has to wait for what is in flight, or for a command that has
-// waited long enough.
-func (r *Replica) busy(spans []regionpb.LockSpan) bool {
+// inFlight says whether a lock on spans has to wait for what is evaluated and not applied.
+func (r *Replica) inFlight(spans []regionpb.LockSpan) bool {
 	if r.ev.err != nil {
 		return true // what is attached to a lease is not known
 	}
@@ -219,6 +223,11 @@ func (r *Replica) busy(spans []regionpb.LockSpan) bool {
 			return true
 		}
 	}
+	return false
+}
+
+// goesFirst says whether a lock on spans has to wait for a command that has waited long enough.
+func (r *Replica) goesFirst(spans []regionpb.LockSpan) bool {
 	var set spanSet
 	for made, i := false, 0; i < len(r.queue); i++ {
 		if w := r.queue[i]; r.aged(w) {

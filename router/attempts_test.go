@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -76,4 +80,52 @@ func TestAttemptsPause(t *testing.T) {
 			t.Errorf("%d attempts in a second, %d released", j.evaluated, s.released)
 		}
 	})
+}
+
+// busyStores has another attempt in the way of everybody who would not wait for it.
+type busyStores struct {
+	grantingStores
+	mu   sync.Mutex
+	asks []string
+}
+
+func (s *busyStores) Lock(_ context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asks = append(s.asks, fmt.Sprintf("%d/%d now=%v age=%d", d.ID, req.Attempt, req.Now, req.Age))
+	if req.Now && d.ID == 2 {
+		return regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy)
+	}
+	return regionpb.LockID{Term: 1, Seq: 1}, nil
+}
+
+func (s *busyStores) Release(pdpb.Descriptor, *regionpb.ReleaseRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.released++
+}
+
+// twoParts is a job with two participants that finds nothing to do.
+type twoParts struct{}
+
+func (twoParts) participants(context.Context, []pdpb.Descriptor) ([]participant, error) {
+	return []participant{{region: pdpb.Descriptor{ID: 1}}, {region: pdpb.Descriptor{ID: 2}}}, nil
+}
+func (twoParts) evaluate(context.Context, point, []participant) (outcome, error) {
+	return outcome{fill: func(mvcc.Revision) *pb.TxnResponse { return &pb.TxnResponse{} }}, nil
+}
+func (twoParts) between(context.Context) (bool, error) { return false, nil }
+
+// TestEagerAttempt: locks are asked for everywhere at once; with somebody in the way a second attempt
+// of the same age follows at once, and waits region after region.
+func TestEagerAttempt(t *testing.T) {
+	s := &busyStores{}
+	if _, err := New(&grantingOracle{}, s, Options{}).attempts(t.Context(), twoParts{}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(s.asks[:2]) // at the same time
+	want := []string{"1/1 now=true age=1", "2/1 now=true age=1", "1/2 now=false age=1", "2/2 now=false age=1"}
+	if !slices.Equal(s.asks, want) || s.released != 4 {
+		t.Errorf("asked %q, released %d", s.asks, s.released)
+	}
 }

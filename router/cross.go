@@ -191,18 +191,23 @@ func (j *txnJob) between(ctx context.Context) (news bool, err error) {
 }
 
 // attempts is a transaction over several regions: attempt after attempt, each with an id of its
-// own (T4), while they are certainly not executed.
+// own (T4), while they are certainly not executed. The first takes its locks everywhere at once;
+// where others are in the way, the next ones wait for theirs in the order of keys (T5).
 func (r *Router) attempts(ctx context.Context, j job) (*pb.TxnResponse, error) {
 	var age pdpb.AttemptID
-	fresh := false
+	fresh, eager := false, true
 	for b := r.backoff(); ; {
-		a := &attempt{r: r, job: j}
+		a := &attempt{r: r, job: j, eager: eager}
 		resp, err := a.run(ctx, age, fresh)
 		if err == nil || !a.again || codeOf(err) == regionpb.LeaseTermOver {
 			return resp, err
 		}
 		if age == 0 {
 			age = a.id // what was tried first goes first, else a large transaction would starve
+		}
+		if codeOf(err) == regionpb.LockBusy {
+			eager = false
+			continue
 		}
 		if errors.Is(err, errAgain) {
 			news, err := j.between(ctx)
@@ -224,6 +229,7 @@ func (r *Router) attempts(ctx context.Context, j job) (*pb.TxnResponse, error) {
 type attempt struct {
 	r     *Router
 	job   job
+	eager bool
 	id    pdpb.AttemptID
 	parts []participant
 	c     *txn.Coordinator
@@ -231,9 +237,11 @@ type attempt struct {
 	again bool // it is certainly not executed, and a further attempt may fare better
 }
 
-// preparedReply is the end of one prepare.
-type preparedReply struct {
+// reply is the end of one call: of a prepare, or of a lock when several are asked for at once.
+type reply struct {
+	kind txn.Kind
 	part int
+	lock regionpb.LockID
 	rev  mvcc.Revision
 	err  error
 }
@@ -252,10 +260,10 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 	if age == 0 {
 		age = a.id
 	}
-	a.c = txn.New(len(a.parts))
+	a.c = txn.New(len(a.parts), a.eager && len(a.parts) > 1)
 	// Prepares that nobody waits for any more end with pctx; the calls have ended when run returns.
 	pctx, cancel := context.WithCancel(ctx)
-	replies := make(chan preparedReply, len(a.parts))
+	replies := make(chan reply, len(a.parts))
 	open := 0
 	defer func() {
 		cancel()
@@ -269,7 +277,11 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 			select {
 			case p := <-replies:
 				open--
-				todo = a.c.Prepared(p.part, p.rev, p.err)
+				if p.kind == txn.Lock {
+					todo = a.c.Locked(p.part, p.lock, p.err)
+				} else {
+					todo = a.c.Prepared(p.part, p.rev, p.err)
+				}
 			case <-ctx.Done():
 				todo = a.c.GiveUp(ctx.Err())
 			}
@@ -280,6 +292,14 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 		var next []txn.Action
 		switch do.Kind {
 		case txn.Lock:
+			if a.c.Eager() {
+				open++
+				go func() {
+					id, err := a.lock(pctx, do.Part, age)
+					replies <- reply{kind: txn.Lock, part: do.Part, lock: id, err: err}
+				}()
+				break
+			}
 			id, err := a.lock(ctx, do.Part, age)
 			if err != nil && ctx.Err() != nil {
 				next = a.c.GiveUp(ctx.Err())
@@ -321,11 +341,15 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 // used, so that asking twice does no harm.
 func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockID, error) {
 	p := &a.parts[part]
-	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks, Term: p.term}
+	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks, Term: p.term, Now: a.c.Eager()}
 	for b := a.r.backoff(); ; {
 		id, err := a.r.stores.Lock(ctx, p.region, req)
 		if err == nil || (codeOf(err) != regionpb.NotLeader && !errors.Is(err, ErrNotSent)) {
 			return id, err
+		}
+		if req.Now {
+			// The other regions' locks are not held while this one has no leader.
+			return id, regionpb.ErrorOf(regionpb.LockBusy)
 		}
 		if werr := b.wait(ctx); werr != nil {
 			return id, werr
@@ -374,7 +398,7 @@ func (a *attempt) partOf(key []byte) int {
 	return i - 1
 }
 
-func (a *attempt) prepare(ctx context.Context, part int) preparedReply {
+func (a *attempt) prepare(ctx context.Context, part int) reply {
 	d := a.parts[part].region
 	req := &regionpb.PrepareRequest{Region: d.ID, Attempt: a.id, Lock: a.c.LockID(part)}
 	for i := range a.parts {
@@ -391,5 +415,5 @@ func (a *attempt) prepare(ctx context.Context, part int) preparedReply {
 		req.Records = a.out.records[part]
 	}
 	rev, err := a.r.stores.Prepare(ctx, d, req)
-	return preparedReply{part, rev, err}
+	return reply{kind: txn.Prepare, part: part, rev: rev, err: err}
 }

@@ -221,7 +221,7 @@ func TestRPCRoundTrip(t *testing.T) {
 
 func TestTxnRPCRoundTrip(t *testing.T) {
 	x := &testPrepares[0]
-	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Age: 77, Locks: x.Locks, Term: 12}
+	l := &LockRequest{Region: 9, Epoch: 3, Attempt: x.Attempt, Age: 77, Locks: x.Locks, Term: 12, Now: true}
 	if got, err := DecodeLockRequest(AppendLockRequest(nil, l)); err != nil || !reflect.DeepEqual(got, l) {
 		t.Errorf("%+v came back as %+v, %v", l, got, err)
 	}

@@ -104,6 +104,8 @@ const (
 	LeaseTermOver      // the term in which a lease's end was decided is over (L5); not executed
 	// Abandoned: whoever asked has gone. Nobody hears it.
 	Abandoned
+	// LockBusy: another attempt is in the way of one that would not wait (T5); not executed.
+	LockBusy
 )
 
 // Error is an error of a region.
@@ -118,7 +120,7 @@ var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not fou
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
 	"future revision", "not complete", "stopped",
 	"lock lost", "aborted", "too large",
-	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over", "abandoned"}
+	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over", "abandoned", "locked by another attempt"}
 
 // String is the code in words.
 func (c Code) String() string {

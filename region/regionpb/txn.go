@@ -172,6 +172,8 @@ type LockRequest struct {
 	Locks []LockSpan
 	// Term, if not 0: only a leader of that term may grant (L5).
 	Term uint64
+	// Now: refuse with LockBusy where the attempt would have to wait for another one.
+	Now bool
 }
 
 // LockID names a grant: a lock belongs to an attempt, a region and a term (T1). Seq tells grants
@@ -206,6 +208,7 @@ func AppendLockRequest(b []byte, r *LockRequest) []byte {
 	b = binary.AppendUvarint(b, uint64(r.Attempt))
 	b = binary.AppendUvarint(b, uint64(r.Age))
 	b = binary.AppendUvarint(b, r.Term)
+	b = appendBool(b, r.Now)
 	return appendLocks(b, r.Locks)
 }
 
@@ -214,7 +217,7 @@ func DecodeLockRequest(data []byte) (*LockRequest, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "lock request")
 	r := &LockRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Attempt: pdpb.AttemptID(d.uvarint()),
-		Age: pdpb.AttemptID(d.uvarint()), Term: d.uvarint(), Locks: d.locks()}
+		Age: pdpb.AttemptID(d.uvarint()), Term: d.uvarint(), Now: d.bool(), Locks: d.locks()}
 	return r, d.done()
 }
 

@@ -110,6 +110,9 @@ func (s *Store) Lock(ctx context.Context, _ pdpb.Descriptor, req *regionpb.LockR
 			return regionpb.LockID{}, err
 		}
 	}
+	if req.Now && s.cross.conflict(req.Attempt, req.Locks) {
+		return regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy)
+	}
 	if err := s.cross.await(ctx, req.Attempt, req.Locks); err != nil {
 		return regionpb.LockID{}, err
 	}

@@ -6,7 +6,8 @@
 //
 // The life of an attempt:
 //
-//	lock      region after region, in the order of keys (T5)
+//	lock      everywhere at once where nobody is in the way; else region after region, in the order
+//	          of keys, waiting for whoever is (T5)
 //	evaluate  at a read point taken once every lock is held: nobody can change what is locked, so
 //	          what is read there is what the commit will find
 //	prepare   everybody at once, those who are only read too (T2)
@@ -19,6 +20,7 @@ package txn
 
 import (
 	"errors"
+	"slices"
 
 	"braid/mvcc"
 	"braid/region/regionpb"
@@ -28,7 +30,8 @@ import (
 type Kind uint8
 
 const (
-	// Lock asks participant Part for its locks; its end is told to Locked.
+	// Lock asks participant Part for its locks, without waiting for other attempts if the
+	// coordinator is Eager; its end is told to Locked.
 	Lock Kind = iota + 1
 	// Evaluate takes a read point and evaluates there; its end is told to Evaluated.
 	Evaluate
@@ -82,6 +85,7 @@ type partState uint8
 const (
 	idle partState = iota
 	locking
+	unlocked // refused, or the answer is lost
 	locked
 	preparing
 	unsure  // the prepare may have been done
@@ -92,6 +96,7 @@ const (
 type Coordinator struct {
 	parts  []partState
 	ids    []regionpb.LockID
+	eager  bool
 	asked  bool
 	result Result
 
@@ -100,10 +105,15 @@ type Coordinator struct {
 }
 
 // New returns a coordinator of an attempt with n participants, at least one, in the order of their
-// keys.
-func New(n int) *Coordinator {
-	return &Coordinator{parts: make([]partState, n), ids: make([]regionpb.LockID, n)}
+// keys. An eager one takes all locks at the same time, which saves a round for each participant,
+// and waits for no other attempt, because two of them could wait for each other; it ends with
+// LockBusy where it would have to. An attempt that is not eager may follow it.
+func New(n int, eager bool) *Coordinator {
+	return &Coordinator{parts: make([]partState, n), ids: make([]regionpb.LockID, n), eager: eager}
 }
+
+// Eager says that locks are to be refused rather than waited for.
+func (c *Coordinator) Eager() bool { return c.eager }
 
 // Result is how the attempt ended.
 func (c *Coordinator) Result() Result { return c.result }
@@ -113,8 +123,16 @@ func (c *Coordinator) LockID(part int) regionpb.LockID { return c.ids[part] }
 
 // Start begins.
 func (c *Coordinator) Start() []Action {
-	c.parts[0] = locking
-	return []Action{{Lock, 0}}
+	if !c.eager {
+		c.parts[0] = locking
+		return []Action{{Lock, 0}}
+	}
+	out := make([]Action, len(c.parts))
+	for i := range c.parts {
+		c.parts[i] = locking
+		out[i] = Action{Lock, i}
+	}
+	return out
 }
 
 // Locked is the end of a Lock.
@@ -122,11 +140,28 @@ func (c *Coordinator) Locked(part int, id regionpb.LockID, err error) []Action {
 	if c.result.Outcome != Open || c.parts[part] != locking {
 		return nil
 	}
-	if err != nil {
+	switch {
+	case err != nil && !c.eager:
 		// Its answer may be all that was lost, so it is released too.
 		return c.giveUp(c.notExecuted(err))
+	case err != nil:
+		c.parts[part] = unlocked
+		if c.result.Err == nil || errors.Is(c.result.Err, regionpb.ErrorOf(regionpb.LockBusy)) {
+			c.result.Err = err
+		}
+	default:
+		c.parts[part], c.ids[part] = locked, id
 	}
-	c.parts[part], c.ids[part] = locked, id
+	if c.eager {
+		// The others are waited for, as a request that overtakes its release would stay granted.
+		if slices.Contains(c.parts, locking) {
+			return nil
+		}
+		if c.result.Err != nil {
+			return c.giveUp(c.notExecuted(c.result.Err))
+		}
+		return []Action{{Kind: Evaluate}}
+	}
 	if part+1 < len(c.parts) {
 		c.parts[part+1] = locking
 		return []Action{{Lock, part + 1}}
@@ -245,7 +280,7 @@ func (c *Coordinator) notExecuted(err error) Result {
 func (c *Coordinator) giveUp(res Result) []Action {
 	var out []Action
 	for i, p := range c.parts {
-		if p == locking || p == locked {
+		if p == locking || p == unlocked || p == locked {
 			out = append(out, Action{Release, i})
 		}
 	}

@@ -14,9 +14,9 @@ var kinds = [...]string{"?", "lock", "evaluate", "prepare", "release", "ask", "d
 
 // play runs a coordinator of two participants on a script of events and prints what it wants after
 // each, and how it ended.
-func play(t *testing.T, script string) string {
+func play(t *testing.T, eager bool, script string) string {
 	t.Helper()
-	c := New(2)
+	c := New(2, eager)
 	var out []string
 	note := func(todo []Action) {
 		s := ""
@@ -43,7 +43,8 @@ func play(t *testing.T, script string) string {
 			err = fmt.Errorf("full: %w", ErrNotSent)
 		default:
 			err = regionpb.ErrorOf(map[string]regionpb.Code{"locklost": regionpb.LockLost, "aborted": regionpb.Aborted, "unknown": regionpb.Unknown,
-				"many": regionpb.TooManyRequests, "compacted": regionpb.Compacted, "void": regionpb.VoidByFence, "epoch": regionpb.EpochMismatch}[arg])
+				"many": regionpb.TooManyRequests, "compacted": regionpb.Compacted, "void": regionpb.VoidByFence, "epoch": regionpb.EpochMismatch,
+				"busy": regionpb.LockBusy}[arg])
 		}
 		switch part := int(name[len(name)-1] - '0'); strings.TrimRight(name, "01") {
 		case "locked":
@@ -95,7 +96,24 @@ func TestCoordinator(t *testing.T) {
 		{"locked0 timeout", "lock0 | lock1 | release0 release1 done | failed"},
 		{"locked0 locked1 writes timeout prepared0=9", both + "done |  | unknown"},
 	} {
-		if got := play(t, x.script); got != x.want {
+		if got := play(t, false, x.script); got != x.want {
+			t.Errorf("%s:\n got %s\nwant %s", x.script, got, x.want)
+		}
+	}
+}
+
+// TestEagerCoordinator: all locks are asked for at once, and an attempt that does not get them all
+// ends when it knows of each.
+func TestEagerCoordinator(t *testing.T) {
+	for _, x := range []struct{ script, want string }{
+		{"locked1 locked0 writes prepared1=9", "lock0 lock1 |  | evaluate | prepare0 prepare1 | done | committed 9"},
+		{"locked0=busy locked1", "lock0 lock1 |  | release0 release1 done | retry"},
+		{"locked0 locked1=lost", "lock0 lock1 |  | release0 release1 done | retry"},
+		{"locked0=many locked1=busy", "lock0 lock1 |  | release0 release1 done | failed"},
+		{"locked0=busy locked1=many", "lock0 lock1 |  | release0 release1 done | failed"},
+		{"locked0=busy timeout locked1", "lock0 lock1 |  | release0 release1 done |  | failed"},
+	} {
+		if got := play(t, true, x.script); got != x.want {
 			t.Errorf("%s:\n got %s\nwant %s", x.script, got, x.want)
 		}
 	}

@@ -81,7 +81,7 @@ func lockHere(r *region.Replica, owner raftid.StoreID, req *regionpb.LockRequest
 		reply(regionpb.LockID{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 		return
 	}
-	r.Lock(&region.Lock{Attempt: req.Attempt, Age: req.Age, Owner: owner, Spans: req.Locks, Term: req.Term, Reply: reply})
+	r.Lock(&region.Lock{Attempt: req.Attempt, Age: req.Age, Owner: owner, Spans: req.Locks, Term: req.Term, Now: req.Now, Reply: reply})
 }
 
 // serveLock takes a request from another store. Whoever does not wait for the answer any more, or

@@ -262,7 +262,7 @@ func (c *checker) haveRead(e *leaseEnd) {
 	case e.c == nil:
 		e.parts = c.partsOf(e)
 		e.attempt = c.newAttempt()
-		e.c = txn.New(len(e.parts))
+		e.c = txn.New(len(e.parts), c.w.chance(2))
 		e.todo = e.c.Start()
 	case gone:
 		e.todo = append(e.todo, e.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
@@ -297,7 +297,7 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 		}
 		call.fail = func(err error) { end(regionpb.LockID{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Reply: end}
+		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Now: e.c.Eager(), Reply: end}
 		for _, id := range p.ids {
 			l.Spans = append(l.Spans, regionpb.LockSpan{Lease: id, Exclusive: true})
 			if d.Span.Contains(regionpb.LeasePlace(id)) {

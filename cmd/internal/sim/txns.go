@@ -133,7 +133,7 @@ func (c *checker) startTxn() {
 	if l := c.liveLease(); l != nil && w.chance(2) {
 		t.lease = l.id
 	}
-	t.c = txn.New(len(t.parts))
+	t.c = txn.New(len(t.parts), w.chance(2))
 	t.c.SkipReaders = w.mut.skipReaders
 	t.todo = t.c.Start()
 	c.txns.all = append(c.txns.all, t)
@@ -221,7 +221,7 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 		}
 		call.fail = func(err error) { end(regionpb.LockID{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		l := &region.Lock{Attempt: t.attempt, Age: t.attempt, Reply: end}
+		l := &region.Lock{Attempt: t.attempt, Age: t.attempt, Now: t.c.Eager(), Reply: end}
 		for _, i := range p.keys {
 			l.Spans = append(l.Spans, regionpb.LockSpan{Span: mvcc.Key(key(t.keys[i])), Exclusive: t.writes[i]})
 		}
