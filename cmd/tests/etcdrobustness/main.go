@@ -37,6 +37,7 @@ func main() {
 	flag.BoolVar(&o.loopback, "loopback", false, "no network namespaces, and so no partitions")
 	flag.BoolVar(&o.keepGoing, "keep-going", false, "go on after a failed round")
 	flag.DurationVar(&o.limit, "limit", 0, "begin no round after this long (0: no limit)")
+	flag.IntVar(&o.slowMax, "slow", 3, "how many rounds in a row may be too slow to count")
 	check := flag.String("check", "", "judge the report of a round in this folder again, and exit")
 	flag.Parse()
 	if *check != "" {
@@ -68,10 +69,8 @@ type options struct {
 	loopback  bool
 	keepGoing bool
 	limit     time.Duration
+	slowMax   int
 }
-
-// slowMax is how many rounds in a row may be too slow to count.
-const slowMax = 3
 
 func run(ctx context.Context, o options) (failed int, err error) {
 	if o.binary == "" {
@@ -139,7 +138,7 @@ func run(ctx context.Context, o options) (failed int, err error) {
 			}
 			if r.writesPerSecond < writesMin {
 				// A busy machine proves nothing, and nothing against the store.
-				if slow++; slow > slowMax {
+				if slow++; slow > o.slowMax {
 					return failed, fmt.Errorf("%d rounds in a row with fewer than %d acknowledged writes/s before the fault", slow, writesMin)
 				}
 				fmt.Println("  too slow to count; again")
