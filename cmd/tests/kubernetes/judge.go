@@ -12,8 +12,7 @@ import (
 type tally struct {
 	steps  map[string]map[string]string
 	watch  map[string]string
-	added  []string // the lines that only trouble brings
-	traces int      // lines that the client library logs
+	others []string // the lines that only trouble brings
 }
 
 // stepNames maps the beginnings of a load's lines to the names used here, one per step.
@@ -44,7 +43,6 @@ lines:
 	for line := range strings.Lines(log) {
 		line = strings.TrimRight(line, "\n")
 		if logged.MatchString(line) {
-			t.traces++
 			continue
 		}
 		values := map[string]string{}
@@ -64,7 +62,7 @@ lines:
 		case strings.HasPrefix(line, "watch: "):
 			t.watch = values
 		case strings.TrimSpace(line) != "":
-			t.added = append(t.added, line)
+			t.others = append(t.others, line)
 		}
 	}
 	return t
@@ -110,7 +108,7 @@ func judge(log string, n int, unanswered bool) error {
 		for _, step := range []string{"create", "update", "events"} {
 			is(step, "errs", 0)
 		}
-		for _, line := range t.added {
+		for _, line := range t.others {
 			wrong("it says: %s", line)
 		}
 	}
