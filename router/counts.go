@@ -1,14 +1,16 @@
 package router
 
 import (
-	"sync"
+	"fmt"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"braid/mvcc"
 )
 
 const (
 	// countsMax and countKeyMax bound what is remembered: pagers at one time, and how long their
-	// keys may be. When it is full the oldest goes, and its pager's next page is counted anew.
+	// keys may be. When it is full, whoever has not asked for the longest time pays for the next page.
 	countsMax   = 1024
 	countKeyMax = 1 << 10
 )
@@ -17,11 +19,14 @@ const (
 // at the answer's revision. A client that pages through a range asks for exactly that next, and
 // etcd's count is that of all keys from the page's start on: without this every page would cost
 // what the whole range costs. What is remembered of a revision never changes.
-type counts struct {
-	mu    sync.Mutex
-	left  map[countKey]int64
-	order [countsMax]countKey // ring of what is in left, the oldest at next
-	next  int
+type counts struct{ left *lru.Cache[countKey, int64] }
+
+func newCounts() counts {
+	left, err := lru.New[countKey, int64](countsMax)
+	if err != nil {
+		panic(fmt.Sprintf("router: a cache of %d counts: %v", countsMax, err))
+	}
+	return counts{left}
 }
 
 // countKey names a range at a revision.
@@ -36,32 +41,16 @@ func countKeyOf(span mvcc.Span, rev mvcc.Revision) countKey {
 }
 
 // get returns the number of keys of a span at a revision, if it is known.
-func (c *counts) get(span mvcc.Span, rev mvcc.Revision) (int64, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.left) == 0 {
-		return 0, false
+func (c counts) get(span mvcc.Span, rev mvcc.Revision) (int64, bool) {
+	if c.left.Len() == 0 {
+		return 0, false // most stores have no pagers, and need no key for nothing
 	}
-	n, ok := c.left[countKeyOf(span, rev)]
-	return n, ok
+	return c.left.Get(countKeyOf(span, rev))
 }
 
 // put notes it.
-func (c *counts) put(span mvcc.Span, rev mvcc.Revision, n int64) {
-	if len(span.Start)+len(span.End) > countKeyMax {
-		return
+func (c counts) put(span mvcc.Span, rev mvcc.Revision, n int64) {
+	if len(span.Start)+len(span.End) <= countKeyMax {
+		c.left.Add(countKeyOf(span, rev), n)
 	}
-	key := countKeyOf(span, rev)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.left == nil {
-		c.left = make(map[countKey]int64)
-	}
-	if _, known := c.left[key]; known {
-		return
-	}
-	delete(c.left, c.order[c.next])
-	c.order[c.next] = key
-	c.next = (c.next + 1) % countsMax
-	c.left[key] = n
 }

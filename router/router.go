@@ -173,7 +173,7 @@ func (t *told) raise(rev int64) {
 
 // New returns a router. It owns nothing that would have to be closed.
 func New(oracle Oracle, stores Stores, opts Options) *Router {
-	return &Router{oracle: oracle, stores: stores, opts: opts.withDefaults()}
+	return &Router{oracle: oracle, stores: stores, opts: opts.withDefaults(), counts: newCounts()}
 }
 
 // deadline bounds a request by the configured time, unless the client's own deadline is earlier.
