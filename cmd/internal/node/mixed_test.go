@@ -74,6 +74,38 @@ func TestLostLog(t *testing.T) {
 	}
 }
 
+// TestLostState: a lone node whose state is gone says so; nobody can give it back. One of three is
+// filled by the others.
+func TestLostState(t *testing.T) {
+	t.Parallel() // it mostly waits
+	for _, change := range []func(*config.Config){splitAt("m"), singleGroupMode} {
+		for _, size := range []int{1, 3} {
+			c := newCluster(t, size, change)
+			c.start(c.nodes...)
+			c.nodes[0].put("a", "1")
+			last := c.nodes[size-1]
+			c.stop(last)
+			if err := os.RemoveAll(filepath.Join(last.cfg.DataDir, "state")); err != nil {
+				t.Fatal(err)
+			}
+			if size == 1 {
+				for range 2 {
+					if err := last.tryStart(within(t)); err == nil || !strings.Contains(err.Error(), "is gone, and nobody else has") {
+						t.Errorf("without its state: %v", err)
+					}
+				}
+				continue
+			}
+			c.start(last)
+			c.stop(c.nodes[0])
+			if last.put("a", "2"); last.get("a") != "2" {
+				t.Errorf("a is %q", last.get("a"))
+			}
+			c.stop(c.nodes...)
+		}
+	}
+}
+
 // TestSplitKeysOfOne gives nodes different pre-split points: one list counts, the others are warned
 // of.
 func TestSplitKeysOfOne(t *testing.T) {

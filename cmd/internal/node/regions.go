@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -335,7 +336,10 @@ func (r *regions) create(missing []pdpb.Descriptor) error {
 		log := n.wal.Group(d.ID)
 		if log.LastIndex() > 0 || log.Hard() != (wal.HardState{}) {
 			// The log knows a replica whose state is gone: it keeps log, term and vote, and is
-			// filled by a snapshot (D4).
+			// filled by a snapshot (D4), if there is anybody to send one.
+			if len(d.Peers) == 1 {
+				return fmt.Errorf("the state in %s is gone, and nobody else has region %d: bring it back as it was", filepath.Join(n.cfg.DataDir, "state"), d.ID)
+			}
 			parked[d.ID] = true
 			continue
 		}
