@@ -39,6 +39,7 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.LeaseTermOver:      rpctypes.ErrGRPCLeaderChanged,
 	regionpb.Abandoned:          rpctypes.ErrGRPCTimeout,
 	regionpb.LockLost:           rpctypes.ErrGRPCLeaderChanged,
+	regionpb.LockBusy:           rpctypes.ErrGRPCLeaderChanged,
 	regionpb.Aborted:            rpctypes.ErrGRPCLeaderChanged,
 	regionpb.TooLarge:           rpctypes.ErrGRPCRequestTooLarge,
 }
