@@ -108,8 +108,8 @@ type Options struct {
 	// RequestTimeout bounds a unary request, and the wait for the read point of a stream.
 	// etcd's rule is 5 s plus two election timeouts. Default 7 s.
 	RequestTimeout time.Duration
-	// ChunkBytes is the size that chunks of RangeStream grow towards, etcd's
-	// max-request-bytes. Default 1.5 MiB.
+	// ChunkBytes is the size that chunks of RangeStream grow or shrink towards. A stream holds a few
+	// of them. Default 256 KiB; etcd's is its max-request-bytes.
 	ChunkBytes int
 	// PageBytes bounds one reply of a region. Default 2 MiB.
 	PageBytes int64
@@ -138,7 +138,7 @@ func (o Options) withDefaults() Options {
 	def(&o.RetryMin, 2*time.Millisecond)
 	def(&o.RetryMax, 100*time.Millisecond)
 	if o.ChunkBytes <= 0 {
-		o.ChunkBytes = 1536 << 10
+		o.ChunkBytes = 256 << 10
 	}
 	if o.PageBytes <= 0 {
 		o.PageBytes = 2 << 20

@@ -398,7 +398,7 @@ func (n *Node) serveClients(clients []clientPort, pages []boundListener) error {
 	cfg := n.cfg
 	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
-		RequestTimeout: timeout, LocalWait: n.tuning.localWait, ChunkBytes: int(cfg.MaxRequestBytes), Scrubbed: n.regions.scrubbed,
+		RequestTimeout: timeout, LocalWait: n.tuning.localWait, Scrubbed: n.regions.scrubbed,
 	})
 	n.router.Store(r)
 	if p, err := cfg.AutoCompaction(); err != nil {
