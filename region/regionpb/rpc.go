@@ -45,7 +45,7 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 	b = binary.AppendUvarint(b, uint64(r.Cut))
 	switch {
 	case r.Lease != nil:
-		return appendLeaseCommand(append(b, writeLease), r.Lease), nil
+		return appendTokens(appendLeaseCommand(append(b, writeLease), r.Lease), r.Tokens), nil
 	case len(r.Tokens) > 0:
 		b = appendTokens(append(b, writeTxnTokens), r.Tokens)
 	default:
@@ -65,6 +65,7 @@ func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 		r.Tokens = d.tokens()
 	case writeLease:
 		r.Lease = d.leaseCommand()
+		r.Tokens = d.tokens()
 		r.Lease.Span.Start, r.Lease.Span.End = bytes.Clone(r.Lease.Span.Start), bytes.Clone(r.Lease.Span.End)
 		return r, d.done()
 	default:

@@ -42,7 +42,7 @@ func TestLeaseKeys(t *testing.T) {
 			return resp
 		}
 		first := grant(7, 600).Header.Revision
-		if got := grant(-9, -5).Header.Revision; got != first {
+		if got := grant(-9, 600).Header.Revision; got != first {
 			t.Errorf("a grant took a revision: %d after %d", got, first)
 		}
 		_, err := pb.NewLeaseClient(c.nodes[1].conn).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 7, TTL: 5})
@@ -129,8 +129,14 @@ func TestLeaseKeys(t *testing.T) {
 		if rv, err := cl.Revoke(ctx, 7); err != nil || rv.Header.Revision != before+1 {
 			t.Errorf("an end without keys: %v %v", rv, err)
 		}
+		// Nobody renews a lease of the least time.
+		grant(-10, -5)
+		must(cl.Put(ctx, "i", "moved", clientv3.WithLease(-10)))
+		if _, err := cl.Revoke(ctx, -9); err != nil {
+			t.Fatal(err)
+		}
 		ls, err := cl.Leases(ctx)
-		for err == nil && len(ls.Leases) > 0 && ls.Leases[0].ID == -9 && len(ls.Leases) == 1 {
+		for err == nil && len(ls.Leases) > 0 && ls.Leases[0].ID == -10 && len(ls.Leases) == 1 {
 			ls, err = cl.Leases(ctx) // until it expires
 		}
 		if err != nil || len(ls.Leases) != 0 {
