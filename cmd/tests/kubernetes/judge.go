@@ -159,6 +159,41 @@ func parseReads(metrics string) reads {
 	return r
 }
 
+var kindLabels = regexp.MustCompile(`group="([^"]*)",resource="([^"]*)",status="([^"]*)"`)
+
+// judgeCaches wants the cache of every kind of objects, configmaps among them, to have been found
+// equal to the store, and none to differ. A comparison that could not be made is an error only when
+// no later one could.
+func judgeCaches(metrics string) error {
+	equal, other := map[string]bool{}, map[string]string{}
+	count := map[string]int{}
+	for labels, n := range samples(metrics, "apiserver_storage_consistency_checks_total") {
+		m := kindLabels.FindStringSubmatch(labels)
+		if m == nil || n == 0 {
+			continue
+		}
+		kind, status := strings.Trim(m[1]+"/"+m[2], "/"), m[3]
+		count[status] += n
+		if status == "success" {
+			equal[kind] = true
+		} else {
+			other[kind] = status
+		}
+	}
+	fmt.Printf("caches compared with the store: %d kinds of objects; equal %d times, different %d, not compared %d\n",
+		len(equal), count["success"], count["failure"], count["error"])
+	var errs []error
+	for kind, status := range other {
+		if status == "failure" || !equal[kind] {
+			errs = append(errs, fmt.Errorf("the cache of %s: %s", kind, status))
+		}
+	}
+	if !equal["configmaps"] {
+		errs = append(errs, errors.New("the cache of configmaps was not compared"))
+	}
+	return errors.Join(errs...)
+}
+
 // samples yields the labels and the value of each sample of a counter.
 func samples(metrics, name string) func(func(string, int) bool) {
 	return func(yield func(string, int) bool) {

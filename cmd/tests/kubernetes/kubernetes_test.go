@@ -106,6 +106,30 @@ apiserver_watch_cache_consistent_read_total_other{fallback="true"} 7
 	}
 }
 
+// TestJudgeCaches wants every kind compared, and none different.
+func TestJudgeCaches(t *testing.T) {
+	line := func(group, kind, status string, n int) string {
+		return fmt.Sprintf("apiserver_storage_consistency_checks_total{group=%q,resource=%q,status=%q} %d\n", group, kind, status, n)
+	}
+	same := line("", "configmaps", "success", 1) + line("apps", "deployments", "success", 2)
+	for _, c := range []struct {
+		metrics string
+		good    bool
+	}{
+		{same, true},
+		{same + line("apps", "deployments", "error", 1), true},
+		{same + line("apps", "daemonsets", "error", 1), false},
+		{same + line("apps", "deployments", "failure", 1), false},
+		{same + line("apps", "daemonsets", "failure", 0), true},
+		{line("apps", "deployments", "success", 1), false},
+		{"", false},
+	} {
+		if err := judgeCaches(c.metrics); (err == nil) != c.good {
+			t.Errorf("%v after\n%s", err, c.metrics)
+		}
+	}
+}
+
 // TestKubelets shows the kubelets a pod to run, one that ends, one that runs and one without a node,
 // the first two in a list, the others in the watch that follows it.
 func TestKubelets(t *testing.T) {

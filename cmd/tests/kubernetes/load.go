@@ -231,25 +231,5 @@ func consistency(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	results := map[string]int{}
-	configs := 0
-	for labels, value := range samples(text, "apiserver_storage_consistency_checks_total") {
-		for _, status := range []string{"success", "failure", "error"} {
-			if strings.Contains(labels, `status="`+status+`"`) {
-				results[status] += value
-			}
-		}
-		if strings.Contains(labels, `resource="configmaps"`) && strings.Contains(labels, `status="success"`) {
-			configs = value
-		}
-	}
-	fmt.Printf("caches compared with the store: %d equal, %d different, %d not compared; of configmaps %d equal\n",
-		results["success"], results["failure"], results["error"], configs)
-	if results["failure"] > 0 {
-		return errors.New("a cache differs from the store")
-	}
-	if configs == 0 && o.duration >= 10*time.Minute {
-		return errors.New("the cache of configmaps was not compared")
-	}
-	return nil
+	return judgeCaches(text)
 }

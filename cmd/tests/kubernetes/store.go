@@ -28,6 +28,9 @@ const (
 	// loadWithin is how many seconds after the start of the store a load may begin and still find a
 	// boundary in the midst of its objects; it costs a region for each.
 	loadWithin = 40
+	// progressEvery is how often the watch caches are told how far they are, as Kubernetes' own
+	// installers have it. A cache without events would otherwise fall behind the compactions.
+	progressEvery = "5s"
 )
 
 // kinds are boundaries between kinds of objects.
@@ -49,7 +52,8 @@ func startStore(ctx context.Context, o options, n int) (s *store, err error) {
 			splits = append(splits, fmt.Sprintf("/registry/configmaps/%s/cm-%06d", loadNamespace(second), n/2))
 		}
 	}
-	s.cluster, err = proc.NewCluster(o.braid, o.dir, 3, "--region-split-keys="+strings.Join(splits, ","))
+	s.cluster, err = proc.NewCluster(o.braid, o.dir, 3,
+		"--region-split-keys="+strings.Join(splits, ","), "--watch-progress-notify-interval="+progressEvery)
 	if err != nil {
 		return nil, err
 	}
