@@ -16,10 +16,10 @@ BENCH_PKGS ?= $(sort $(dir $(addprefix ./,$(shell git ls-files '*_test.go' | xar
 # Packages with goroutines. The simulator has one, and would only be slow.
 RACE_PKGS ?= $(shell $(GO) list ./... | grep -v -e /sim$$ -e /rules$$)
 
-.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common kubernetes ci
+.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common etcd-e2e kubernetes ci
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 build: ## bin/braid
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/braid
@@ -57,6 +57,9 @@ etcd-robustness: ## etcd's robustness traffic and validators on three processes 
 
 etcd-common: build ## etcd's common suite, on one region and on several (ETCD_SUITES names its runner)
 	cmd/tests/etcdsuites/common $(BIN) $(ARGS)
+
+etcd-e2e: build ## what etcd's e2e suite says of the process, its ports and pages (ETCD_SUITES)
+	cmd/tests/etcdsuites/e2e $(BIN) $(ARGS)
 
 kubernetes: build ## Kubernetes on three processes: ARGS says what (KUBERNETES_SUITES, KUBERNETES_PROGRAMS name it)
 	cd cmd/tests && $(GO) run ./kubernetes -braid $(abspath $(BIN)) $(ARGS)
