@@ -1,6 +1,7 @@
 package region
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 
@@ -8,6 +9,7 @@ import (
 
 	"braid/pd/pdpb"
 	"braid/raftstore"
+	"braid/raftstore/raftid"
 	"braid/region/regionpb"
 )
 
@@ -15,6 +17,7 @@ import (
 // comes while it is on its way takes the next. It belongs to the group's owner.
 type readIndexer struct {
 	seq uint64
+	ctx []byte // of the request on its way
 	// term is that in which this replica led when it sent the request; 0 when it did not lead. Raft
 	// forgets a leader's own request when its term ends, so an answer confirms that term.
 	term    uint64
@@ -51,9 +54,21 @@ func (r *Replica) ReadPoint(ctx context.Context) (pdpb.ReadPoint, error) {
 	if err := r.awaitApplied(ctx, appliedWaiter{index: res.index}); err != nil {
 		return pdpb.ReadPoint{}, err
 	}
+	p, _ := r.PointAt(res.index)
+	return p, nil
+}
+
+// ReadIndex is the first half of ReadPoint for who cannot wait: done is called once, by the group's
+// owner, with the index whose PointAt is the point. Any goroutine.
+func (r *Replica) ReadIndex(done func(index uint64, err error)) {
+	r.readIndex(func(res readIndexResult) { done(res.index, res.err) })
+}
+
+// PointAt is the read point of this replica if it has applied index. Any goroutine.
+func (r *Replica) PointAt(index uint64) (pdpb.ReadPoint, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return pdpb.ReadPoint{Cut: r.mu.applied.Cut, Rev: r.mu.vouched, Floor: r.mu.floor}, nil
+	return pdpb.ReadPoint{Cut: r.mu.applied.Cut, Rev: r.mu.vouched, Floor: r.mu.floor}, r.mu.applied.Index >= index
 }
 
 // ConfirmLeader asks a quorum whether this replica leads. done is called once, by the group's owner,
@@ -83,12 +98,24 @@ func (r *Replica) readIndex(w readIndexWaiter) {
 	r.cfg.Wake()
 }
 
+// readIndexContext names a request. No other request of the group may ever have the same name: raft
+// counts the heartbeats that a quorum answers by it, and one that was asked earlier, by another replica
+// or in an earlier life of this one, would make a deposed leader seem confirmed; so would its late
+// answer be taken for one to a later question.
+func readIndexContext(self raftid.ReplicaID, life, seq uint64) []byte {
+	b := make([]byte, 0, 24)
+	for _, v := range [...]uint64{uint64(self), life, seq} {
+		b = binary.BigEndian.AppendUint64(b, v)
+	}
+	return b
+}
+
 func (ri *readIndexer) empty() bool { return len(ri.waiting) == 0 }
 
 // answered takes raft's answers; only the newest request's counts.
 func (ri *readIndexer) answered(states []raft.ReadState) {
 	for _, s := range states {
-		if len(ri.waiting) > 0 && len(s.RequestCtx) == 8 && binary.BigEndian.Uint64(s.RequestCtx) == ri.seq {
+		if len(ri.waiting) > 0 && bytes.Equal(s.RequestCtx, ri.ctx) {
 			for _, w := range ri.waiting {
 				w(readIndexResult{index: s.Index, term: ri.term})
 			}
@@ -130,5 +157,6 @@ func (r *Replica) serveReadIndex(h raftstore.Handle, ticks int) {
 	if r.mayEvaluate(h) {
 		ri.term = r.role.Term
 	}
-	h.ReadIndex(binary.BigEndian.AppendUint64(nil, ri.seq))
+	ri.ctx = readIndexContext(r.cfg.Replica, r.cfg.Life, ri.seq)
+	h.ReadIndex(ri.ctx)
 }

@@ -2,9 +2,12 @@ package region
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"go.etcd.io/raft/v3"
+
+	"braid/raftstore/raftid"
 )
 
 // TestConfirmLeader: only an answer to a question that this replica put as leader confirms its term.
@@ -55,5 +58,31 @@ func TestConfirmLeader(t *testing.T) {
 	h.r.Stop()
 	if a := <-answers; !errors.Is(a.err, ErrStopped) {
 		t.Errorf("stopped: %v", a)
+	}
+}
+
+// TestReadIndexNames: a question of another replica, or of an earlier life of this one, has another name
+// than the one that waits, and its answer is not taken for one.
+func TestReadIndexNames(t *testing.T) {
+	read := map[*host][]uint64{}
+	first := func(id raftid.ReplicaID, life uint64) (*host, []byte) {
+		h := newHost(id, testDesc, func(c *Config) { c.Life = life })
+		h.follow(5, 3)
+		h.r.ReadIndex(func(index uint64, _ error) { read[h] = append(read[h], index) })
+		h.work()
+		return h, h.log.reads[0]
+	}
+	h, own := first(1, 2)
+	_, earlier := first(1, 1)
+	_, other := first(2, 2)
+	for name, ctx := range map[string][]byte{"an earlier life": earlier, "another replica": other} {
+		h.turn(nil, []raft.ReadState{{Index: 11, RequestCtx: ctx}})
+		if len(read[h]) > 0 {
+			t.Fatalf("the answer to %s was taken", name)
+		}
+	}
+	h.turn(nil, []raft.ReadState{{Index: 12, RequestCtx: own}})
+	if !slices.Equal(read[h], []uint64{12}) {
+		t.Errorf("answered: %v", read[h])
 	}
 }

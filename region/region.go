@@ -185,6 +185,7 @@ type Write struct {
 type Config struct {
 	Store    raftid.StoreID
 	Replica  raftid.ReplicaID
+	Life     uint64 // of the store: higher than in any life before
 	Engine   mvcc.Store
 	Position Position // as loaded from the engine, or InitialPosition
 	// Order is the stream from pd; nil with an Orderer.

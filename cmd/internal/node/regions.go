@@ -144,7 +144,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 		waker()
 	}
 	cfg := region.Config{
-		Store: n.self, Replica: self, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
+		Store: n.self, Replica: self, Life: n.identity.Starts, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
 		Stalled: n.engine.Stalled, SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
 		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs) * time.Millisecond),
 		Orderer: r.orderer, Meta: r.meta,

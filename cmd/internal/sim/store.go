@@ -206,7 +206,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
 	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
 	cfg := region.Config{
-		Store: s.id, Replica: self, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
+		Store: s.id, Replica: self, Life: s.life, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
 		Limits:      limits,
 		SharedFsync: s.w.mut.sharedFsync || len(s.w.stores) == 1,
