@@ -2,11 +2,9 @@ package node
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,36 +24,32 @@ const singleGroup = raftid.FirstRegion
 // methodMeta asks the leader of a single-group store to put an event into its log.
 const methodMeta transport.Method = 65
 
-// singleOracle is the placement group of a single-group store (architecture, section 12): its
-// machine is driven by the group's own log. Every committed entry is fed through the same order
-// core, as a cut of one, and a read point is a ReadIndex.
-//
-// The machine belongs to the group's owner, who calls region.Orderer and region.MetaMachine; the
-// rest may be called from any goroutine.
+// singleOracle is the placement group of a single-group store (architecture, section 12): pd.Single in
+// the node, where a read point is a ReadIndex. The machine inside belongs to the group's owner; the rest
+// may be called from any goroutine.
 type singleOracle struct {
-	node    *Node
-	machine *pd.Machine
+	node *Node
+	core *pd.Single
 
 	directory atomic.Pointer[order.Directory]
 	floor     atomic.Int64
 	fence     atomic.Uint64
-	seq       atomic.Uint64
-	origin    uint64 // distinguishes this process's commands from others'
-
-	mu      sync.Mutex
-	waiting map[metaID]*order.EventResult // commands proposed here, nil until applied
 }
-
-// metaID names a command of the placement machine in the log.
-type metaID struct{ origin, seq uint64 }
-
-const metaHeader = 16 // bytes of a metaID
 
 // startSingle starts the one group.
 func (n *Node) startSingle() error {
-	o := &singleOracle{node: n, waiting: map[metaID]*order.EventResult{}, origin: rand.Uint64()}
+	o := &singleOracle{node: n}
+	cfg := pd.SingleConfig{Bootstrap: n.bootstrap(), Origin: rand.Uint64(), OnChange: o.publish}
+	if r := n.order; r != nil {
+		cfg.OnCut = func(_, _ uint64, p *order.CutProposal, res *order.CutResult) {
+			if len(p.Events) > 0 {
+				recordEvents(r, &pd.Entry{Cut: p}, pd.Result{Cut: res})
+			}
+		}
+	}
+	o.core = pd.NewSingle(cfg)
 	n.oracle = o
-	n.regions.orderer, n.regions.meta = selfOrder{o}, o
+	n.regions.orderer, n.regions.meta = o.core, singleMachine{o.core}
 	n.net.HandleCall(methodMeta, o.serveMeta)
 	if err := n.regions.startExisting(); err != nil {
 		return err
@@ -73,76 +67,21 @@ func (n *Node) startSingle() error {
 // replica is the one replica; nil while starting.
 func (o *singleOracle) replica() *hosted { return o.node.regions.get(singleGroup) }
 
-// OrderCommitted implements region.Orderer.
-func (o *singleOracle) OrderCommitted(r pdpb.Report) pdpb.Item {
-	res := o.machine.Core().Apply(&order.CutProposal{Parts: []pdpb.Report{r}})
-	if len(res.Items) != 1 {
-		panic(fmt.Sprintf("node: entry %d of the single group was not ordered: %v", r.Upto, &res))
-	}
-	return res.Items[0]
-}
+// singleMachine is pd.Single as its replica calls it.
+type singleMachine struct{ *pd.Single }
 
-// orderMark is the position after the last call of the owner.
-func (o *singleOracle) orderMark() pdpb.Mark { return o.machine.Core().Mark() }
+// LoadState implements region.MetaMachine. A new store begins with the cluster that the flags describe,
+// which is the same on all nodes: the cluster id is a hash of it.
+func (m singleMachine) LoadState(state []byte, _ *region.Position) error { return m.Load(state) }
 
-// ApplyMeta implements region.MetaMachine.
-func (o *singleOracle) ApplyMeta(index, term uint64, payload []byte) {
-	if len(payload) < metaHeader {
-		panic(fmt.Sprintf("node: command %d/%d of the placement machine has %d bytes", index, term, len(payload)))
-	}
-	id := metaID{binary.BigEndian.Uint64(payload), binary.BigEndian.Uint64(payload[8:])}
-	res, err := o.machine.Apply(payload[metaHeader:])
-	if err != nil {
-		panic(fmt.Sprintf("node: command %d/%d of the placement machine: %v", index, term, err))
-	}
-	o.publish()
-	if r := o.node.order; r != nil && res.Cut != nil {
-		entry, err := pd.DecodeEntry(payload[metaHeader:])
-		if err != nil {
-			panic(fmt.Sprintf("node: command %d/%d of the placement machine: %v", index, term, err)) // it was applied
-		}
-		recordEvents(r, entry, res)
-	}
-	if id.origin != o.origin || res.Cut == nil || len(res.Cut.Events) != 1 {
-		return
-	}
-	o.mu.Lock()
-	if _, ok := o.waiting[id]; ok {
-		o.waiting[id] = &res.Cut.Events[0]
-	}
-	o.mu.Unlock()
-}
-
-// AppendState implements region.MetaMachine.
-func (o *singleOracle) AppendState(b []byte) []byte { return o.machine.AppendState(b) }
-
-// LoadState implements region.MetaMachine. A new store begins with the cluster that the flags
-// describe, which is the same on all nodes: the cluster id is a hash of it.
-func (o *singleOracle) LoadState(state []byte, _ *region.Position) error {
-	if len(state) == 0 {
-		m := pd.NewMachine(order.Mutants{})
-		if _, err := m.Apply((&pd.Entry{Bootstrap: o.node.bootstrap()}).Append(nil)); err != nil {
-			return err
-		}
-		o.machine = m
-	} else {
-		m, err := pd.LoadMachine(state, order.Mutants{})
-		if err != nil {
-			return err
-		}
-		o.machine = m
-	}
-	o.publish()
-	return nil
-}
-
-func (o *singleOracle) publish() {
-	d := o.machine.Directory()
+// publish tells other goroutines what the machine says now.
+func (o *singleOracle) publish(m *pd.Machine) {
+	d := m.Directory()
 	if old := o.directory.Load(); old == nil || old.Version != d.Version {
 		o.directory.Store(d)
 		o.node.regions.directoryChanged()
 	}
-	mark := o.machine.Core().Mark()
+	mark := m.Core().Mark()
 	o.floor.Store(int64(mark.Floor))
 	o.fence.Store(uint64(mark.Fence))
 }
@@ -289,25 +228,16 @@ func (o *singleOracle) proposeHere(e order.Event, done func(order.EventResult, e
 		done(order.EventResult{}, regionpb.ErrorOf(regionpb.RegionNotFound))
 		return
 	}
-	id := metaID{o.origin, o.seq.Add(1)}
-	payload := binary.BigEndian.AppendUint64(nil, id.origin)
-	payload = binary.BigEndian.AppendUint64(payload, id.seq)
-	payload = (&pd.Entry{Cut: &order.CutProposal{Events: []order.Event{e}}}).Append(payload)
-	o.mu.Lock()
-	o.waiting[id] = nil
-	o.mu.Unlock()
+	payload, id := o.core.Command(e)
 	h.ProposeMeta(payload, func(err error) {
-		o.mu.Lock()
-		res := o.waiting[id]
-		delete(o.waiting, id)
-		o.mu.Unlock()
+		res, ok := o.core.Take(id)
 		switch {
 		case err != nil:
 			done(order.EventResult{}, err)
-		case res == nil:
+		case !ok:
 			done(order.EventResult{}, regionpb.ErrorOf(regionpb.Unknown))
 		default:
-			done(*res, nil)
+			done(res, nil)
 		}
 	})
 }
@@ -335,10 +265,3 @@ func (o *singleOracle) serveMeta(_ context.Context, _ raftid.StoreID, payload []
 		reply(order.AppendReply(nil, order.MethodPropose, r), nil)
 	})
 }
-
-// selfOrder is the owner's side of singleOracle: Mark means something else to it than to the
-// router, so it has a type of its own.
-type selfOrder struct{ *singleOracle }
-
-// Mark implements region.Orderer: the position after the last call.
-func (s selfOrder) Mark() pdpb.Mark { return s.orderMark() }

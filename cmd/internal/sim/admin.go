@@ -19,7 +19,7 @@ type eventCall struct {
 func (c *checker) propose(s *store, e order.Event, done func(order.EventResult, error)) {
 	call := &eventCall{name: e.String(), store: s.i, life: s.life}
 	c.events = append(c.events, call)
-	s.client.ProposeFunc(e, func(r order.EventResult, err error) {
+	s.oracle.ProposeFunc(e, func(r order.EventResult, err error) {
 		call.done = true
 		done(r, err)
 	})
@@ -82,7 +82,7 @@ func (c *checker) checkEvents(m pdpb.Mark, events []order.Event, results []order
 // collect removes superseded versions, as a node's collector does: the floor goes into the
 // region's state first (C1).
 func (c *checker) collect(s *store) {
-	floor := s.client.Mark().Floor
+	floor := s.oracle.Mark().Floor
 	if floor <= 0 {
 		return
 	}

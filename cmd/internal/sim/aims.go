@@ -25,6 +25,7 @@ type aim struct {
 	pd         int  // of 100 faults, against pd's leader
 	wait       int  // one in so many stale stores reads while it is cut off
 	checkpoint uint64
+	oneGroup   bool // single-group mode
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
 	leases     int  // of 1,000 steps
@@ -48,7 +49,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff", "onegroup"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -105,6 +106,10 @@ var aims = map[string]aim{
 	// do not hear of it, and their clients go on to talk to them.
 	"deposed": vary(func(a *aim) {
 		a.leases, a.depose, a.partition, a.stopClock, a.crash, a.transfer, a.ops, a.txns = 250, 60, 0, 0, 5, 0, 150, 20
+	}),
+	// The store in single-group mode: one log for everything, and what happens to its leader.
+	"onegroup": vary(func(a *aim) {
+		a.oneGroup, a.pd, a.txns, a.fence, a.compact, a.flush, a.crash, a.partition, a.reads, a.wait = true, 0, 0, 40, 40, 60, 40, 60, 150, 1
 	}),
 	// Many requests for few keys: pipelined entries, compares that wait (E4).
 	"hot": vary(func(a *aim) { a.ops, a.burst, a.hot, a.logFlush = 400, 6, 85, 250 }),

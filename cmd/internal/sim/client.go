@@ -206,7 +206,7 @@ func (c *checker) durable(o *op, a *appliedEntry) {
 		if holds(s, a.region, a.index, a.term) {
 			region++
 		}
-		if holds(s, raftid.PDGroup, rec.index, rec.term) {
+		if holds(s, c.w.orderGroup(), rec.index, rec.term) {
 			cut++
 		}
 	}

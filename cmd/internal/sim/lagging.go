@@ -17,7 +17,7 @@ type lag struct {
 // hear of no leader of pd, or know none of a region that is watched.
 func (c *checker) leaveLagging() {
 	for _, st := range slices.Clone(c.watches.streams) {
-		if _, still := st.store.client.StandsStillSince(); !still && st.s.Led() || c.w.mut.noReplace {
+		if _, still := st.store.oracle.StandsStillSince(); !still && st.s.Led() || c.w.mut.noReplace {
 			st.still = 0
 			continue
 		}

@@ -52,7 +52,8 @@ type leaseIn struct {
 	lease  int64
 }
 
-// endsMax bounds the leases that are ended together.
+// endsMax bounds the leases that are ended together. In single-group mode, where there are no attempts,
+// each ends by itself.
 const endsMax = 3
 
 func (c *checker) endLease(e *leaseEnd) {
@@ -92,7 +93,7 @@ func (c *checker) readForEnd(e *leaseEnd) {
 		return
 	}
 	e.want, e.pointed, e.records, e.keys = true, false, map[int64]*regionpb.LeaseRecord{}, map[leaseIn][][]byte{}
-	c.w.stores[e.store].client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
+	c.w.stores[e.store].oracle.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
 		if err != nil {
 			c.ended(e, err)
 			return
@@ -135,7 +136,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 		c.readForEnd(e)
 	case txn.AskAbort:
 		e.todo = e.todo[1:]
-		c.w.stores[e.store].client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: e.attempt}, func(r order.EventResult, err error) {
+		c.w.stores[e.store].oracle.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: e.attempt}, func(r order.EventResult, err error) {
 			if errors.Is(err, order.ErrAborted) {
 				err = regionpb.ErrorOf(regionpb.Aborted)
 			}

@@ -28,6 +28,8 @@ type mutants struct {
 	anyTerm       bool
 	noReread      bool
 	noReplace     bool
+	noMeta        bool
+	noIndexQuorum bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -94,6 +96,10 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.watch.SourceCursor = true }},
 	{"noreplace", "W2", "cutoff", []string{"W2"},
 		func(m *mutants) { m.noReplace = true }},
+	{"onenometa", "D1", "onegroup", []string{"was not ordered", "I2: read"},
+		func(m *mutants) { m.noMeta = true }},
+	{"onenoquorum", "S1", "onegroup", []string{"I2: read"},
+		func(m *mutants) { m.noIndexQuorum = true }},
 	{"noreset", "W3", "watch", []string{"I7"},
 		func(m *mutants) { m.noReset = true }},
 	{"snapfloorlate", "C1", "snapshot", []string{"I4", "I7"},

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"slices"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -58,12 +59,15 @@ func (c *checker) clientRead() {
 	c.reads = append(c.reads, r)
 	c.pending = append(c.pending, r)
 	w.stats.Reads++
-	s.client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
-		if err != nil {
+	s.oracle.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
+		switch {
+		case errors.Is(err, regionpb.ErrorOf(regionpb.TooManyRequests)):
+			c.pending = slices.DeleteFunc(c.pending, func(x *read) bool { return x == r }) // too many wait for a leader
+		case err != nil:
 			w.fail("read %d: %v", r.id, err)
-			return
+		default:
+			c.pointAt(r, p)
 		}
-		c.pointAt(r, p)
 	})
 }
 

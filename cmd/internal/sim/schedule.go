@@ -67,6 +67,9 @@ func (w *World) storeStep(s *store) {
 		w.reconcile(s)
 	}
 	w.work(s, 4)
+	if s.own != nil {
+		s.own.step()
+	}
 	if w.chance(2) {
 		w.turnHub(s)
 	}
@@ -287,8 +290,8 @@ func (w *World) tick(s *store) {
 			g.replica.Tick()
 		}
 	}
-	s.client.Tick(w.now)
-	if s.ticks++; s.ticks%8 == 0 {
+	s.oracle.Tick(w.now)
+	if s.ticks++; s.ticks%8 == 0 && s.member != nil {
 		s.member.Tick()
 	}
 }
@@ -372,6 +375,9 @@ func (w *World) calmRound(round int) {
 		}
 		s.disk.Flush(-1)
 		w.work(s, 40)
+		if s.own != nil {
+			s.own.step()
+		}
 		w.turnHub(s)
 		w.stepLeases(s)
 		w.deliverDue()

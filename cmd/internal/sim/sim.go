@@ -134,6 +134,9 @@ func (w *World) setUp() error {
 		return fmt.Errorf("no aim %q", w.cfg.Aim)
 	}
 	w.boot = &pd.Bootstrap{ClusterID: 7, Mode: pdpb.MultiGroup}
+	if w.aim.oneGroup {
+		w.cfg.Regions, w.boot.Mode = 1, pdpb.SingleGroup
+	}
 	n := storesMax
 	if w.aim.single {
 		n = 1

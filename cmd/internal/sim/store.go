@@ -31,7 +31,9 @@ type store struct {
 	life   uint64
 
 	up      bool
-	client  *order.Client
+	oracle  oracle        // client, or own
+	client  *order.Client // nil in single-group mode, like member
+	own     *ownOracle
 	hub     *watchsvc.Hub
 	hubDue  time.Duration // its next turn if nobody wakes it, 0 for none
 	member  *pd.Replica
@@ -86,6 +88,9 @@ func (s *store) start() error {
 	s.doomed, s.ackFloor = 0, order.NoFloor
 	s.openHub()
 	s.openLeases()
+	if s.w.aim.oneGroup {
+		return s.startSingle()
+	}
 	members := make([]raftid.StoreID, len(s.w.stores))
 	for i := range members {
 		members[i] = storeID(i)
@@ -105,6 +110,7 @@ func (s *store) start() error {
 		OnDirectory: func(*order.Directory) { s.dirNews = true },
 		OnMark:      s.hub.Poke,
 	})
+	s.oracle = s.client
 	if err := s.startMember(members); err != nil {
 		return err
 	}
@@ -206,7 +212,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
 	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
 	cfg := region.Config{
-		Store: s.id, Replica: self, Life: s.life, Engine: s.engine, Position: pos, Order: s.client, Wake: g.wake,
+		Store: s.id, Replica: self, Life: s.life, Engine: s.engine, Position: pos, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
 		Limits:      limits,
 		SharedFsync: s.w.mut.sharedFsync || len(s.w.stores) == 1,
@@ -217,9 +223,14 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 			s.w.check.partDecided(s, d.ID, it, p, dec)
 		}},
 		Abort: func(id pdpb.AttemptID) {
-			s.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: id}, func(order.EventResult, error) {})
+			s.oracle.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: id}, func(order.EventResult, error) {})
 		},
 		Mutants: mut,
+	}
+	if s.own != nil {
+		cfg.Orderer, cfg.Meta = s.own.core, ownMachine{s.own}
+	} else {
+		cfg.Order = s.client
 	}
 	attach := s.feedHub(&cfg)
 	s.feedLeases(&cfg)
@@ -244,7 +255,9 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	}); err != nil {
 		return err
 	}
-	s.client.Register(d.ID, source{g.replica})
+	if s.client != nil {
+		s.client.Register(d.ID, source{g.replica})
+	}
 	return nil
 }
 
@@ -259,31 +272,16 @@ func (r source) Leading() bool {
 // reconcile creates the replicas that the directory knows and the store has not, flushed before
 // they vote.
 func (s *store) reconcile() error {
-	d := s.client.Directory()
+	d := s.oracle.Directory()
 	if d == nil {
 		return nil
 	}
 	s.dirNews = false
 	for i := range d.Regions {
-		id := d.Regions[i].ID
-		if s.groups[id] != nil {
-			continue
-		}
-		log := s.disk.Log(id)
-		if log.LastIndex() > 0 || log.Hard().Term > 0 {
-			if err := s.startRegion(region.InitialPosition(d.Regions[i], 1), true); err != nil {
+		if s.groups[d.Regions[i].ID] == nil {
+			if err := s.create(d.Regions[i]); err != nil {
 				return err
 			}
-			continue
-		}
-		pos := region.InitialPosition(d.Regions[i], 1)
-		b := s.engine.NewBatch()
-		if err := errors.Join(b.SetPosition(uint64(id), pos.Append(nil)), b.Commit(), b.Close()); err != nil {
-			return err
-		}
-		s.engine.Flush()
-		if err := s.startRegion(pos, false); err != nil {
-			return err
 		}
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"braid/mvcc"
 	"braid/pd/order"
 	"braid/pd/pdpb"
-	"braid/raftstore/raftid"
 	"braid/region"
 	"braid/region/regionpb"
 	"braid/router/txn"
@@ -182,7 +181,7 @@ func (c *checker) stepTxn(s *store, t *crossTxn) {
 		c.callTxn(t, do, at, at.groups[id].replica)
 	case txn.Evaluate:
 		t.todo, t.asking = t.todo[1:], true
-		s.client.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
+		s.oracle.ReadPointFunc(func(p pdpb.ReadPoint, err error) {
 			t.asking = false
 			if err == nil {
 				t.pointed, t.point = true, p
@@ -190,7 +189,7 @@ func (c *checker) stepTxn(s *store, t *crossTxn) {
 		})
 	case txn.AskAbort:
 		t.todo = t.todo[1:]
-		s.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: t.attempt}, func(r order.EventResult, err error) {
+		s.oracle.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: t.attempt}, func(r order.EventResult, err error) {
 			if errors.Is(err, order.ErrAborted) {
 				err = regionpb.ErrorOf(regionpb.Aborted)
 			}
@@ -399,7 +398,7 @@ func (c *checker) durableTxn(t *crossTxn, d decided) {
 	}
 	n := 0
 	for _, s := range c.w.stores {
-		if holds(s, raftid.PDGroup, d.index, d.term) {
+		if holds(s, c.w.orderGroup(), d.index, d.term) {
 			n++
 		}
 	}

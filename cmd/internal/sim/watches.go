@@ -81,7 +81,7 @@ const (
 func (s *store) openHub() {
 	s.hub = watchsvc.New(watchsvc.Options{
 		History: simHistory{s},
-		Current: func() mvcc.Revision { return s.client.Mark().Rev },
+		Current: func() mvcc.Revision { return s.oracle.Mark().Rev },
 		Demand: func() {
 			var newest pdpb.Cut
 			for _, id := range s.ids {
@@ -89,7 +89,7 @@ func (s *store) openHub() {
 					newest = max(newest, r.Applied().Cut)
 				}
 			}
-			s.client.WantMark(newest)
+			s.oracle.WantMark(newest)
 		},
 		WindowBytes: s.w.aim.window, QueueMax: 6, QueueBytesMax: 4 << 10, BatchRevisions: 5, BatchBytes: 2 << 10,
 		ScanRevisions: 25, ScanBytes: 4 << 10, WatchersMax: 1000, ProgressWait: 80 * time.Millisecond,
@@ -136,7 +136,7 @@ type watchSource struct {
 }
 
 // Floor implements watchsvc.Source.
-func (x watchSource) Floor() mvcc.Revision { return max(x.Applied().Floor, x.s.client.Mark().Floor) }
+func (x watchSource) Floor() mvcc.Revision { return max(x.Applied().Floor, x.s.oracle.Mark().Floor) }
 
 // Led implements watchsvc.Source.
 func (x watchSource) Led() bool {
