@@ -197,7 +197,9 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 				continue
 			}
 			d := &parts[i].region
-			s := j.r.scan(p.view(p.rev), selection{lease: id}, d.Span)
+			// As of now, not of the point: the keys are locked, so it is the same, and nobody has to
+			// walk through what others have written since.
+			s := j.r.scan(p.view(0), selection{lease: id}, d.Span)
 			for !s.done {
 				kvs, err := s.next(ctx, 0)
 				if err != nil {
