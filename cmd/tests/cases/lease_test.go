@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -233,78 +234,112 @@ func TestReattach(t *testing.T) {
 // https://github.com/etcd-io/etcd/issues/9360, https://github.com/etcd-io/etcd/issues/12105,
 // https://github.com/etcd-io/etcd/issues/9496
 func TestLeaseStorm(t *testing.T) {
-	perLayout(t, func(t *testing.T, l layout) {
-		s := start(t, 3, l)
-		n := scaled(3000, 100_000)
-		const ttl = 20 * time.Second
-		// Granting takes longer than a lease may live: each is granted for as long as is missing to the
-		// same moment, so that all are due within a second of it.
-		due := time.Now().Add(ttl + time.Duration(scaled(3, 100))*time.Second)
-		until := make([]time.Time, n) // at least; the moment before the grant was asked for, and its time
-		key := func(i int) []byte { return fmt.Appendf(nil, "%s/lease/%06d", threeKeys[i%3], i) }
-		if err := inParallel(n, 128, func(i int) error {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			now := time.Now()
-			left := due.Sub(now).Round(time.Second) + time.Second
-			if left < 5*time.Second {
-				return fmt.Errorf("only %d leases were granted in time", i)
-			}
-			until[i] = now.Add(left)
-			id := int64(i + 1)
-			if _, err := s.leases(i%3).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: int64(left / time.Second)}); err != nil {
-				return err
-			}
-			_, err := s.kv((i/3)%3).Put(ctx, &pb.PutRequest{Key: key(i), Lease: id})
+	perLayout(t, func(t *testing.T, l layout) { leaseStorm(t, l, false) })
+}
+
+// TestLeaseStormMoves is the same with leaders that move just before the time is up. Every lease has all
+// of its time again then.
+func TestLeaseStormMoves(t *testing.T) {
+	perLayout(t, func(t *testing.T, l layout) { leaseStorm(t, l, true) })
+}
+
+func leaseStorm(t *testing.T, l layout, moves bool) {
+	s := start(t, 3, l)
+	n := scaled(3000, 100_000)
+	ttl := time.Duration(scaled(8, 20)) * time.Second
+	// Granting takes longer than a lease may live: each is granted for as long as is missing to the
+	// same moment, so that all are due within a second of it.
+	longest := ttl + time.Duration(scaled(3, 100))*time.Second
+	due := time.Now().Add(longest)
+	until := make([]time.Time, n) // at least; the moment before the grant was asked for, and its time
+	key := func(i int) []byte { return fmt.Appendf(nil, "%s/lease/%06d", threeKeys[i%3], i) }
+	if err := inParallel(n, 128, func(i int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		now := time.Now()
+		left := due.Sub(now).Round(time.Second) + time.Second
+		if left < 5*time.Second {
+			return fmt.Errorf("only %d leases were granted in time", i)
+		}
+		until[i] = now.Add(left)
+		id := int64(i + 1)
+		if _, err := s.leases(i%3).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: int64(left / time.Second)}); err != nil {
 			return err
-		}); err != nil {
-			t.Fatal(err)
 		}
-		t.Logf("%d leases were made in time, %v before they are due", n, time.Until(due).Round(time.Second))
-		w := s.watch(within(t, 5*time.Minute), 1, unlimited)
-		for _, k := range threeKeys {
-			w.create(&pb.WatchCreateRequest{Key: []byte(k + "/lease/"), RangeEnd: []byte(k + "/lease0")})
-			w.created()
+		_, err := s.kv((i/3)%3).Put(ctx, &pb.PutRequest{Key: key(i), Lease: id})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d leases were made in time, %v before they are due", n, time.Until(due).Round(time.Second))
+	w := s.watch(within(t, 6*time.Minute), 1, unlimited)
+	for _, k := range threeKeys {
+		w.create(&pb.WatchCreateRequest{Key: []byte(k + "/lease/"), RangeEnd: []byte(k + "/lease0")})
+		w.created()
+	}
+	load := s.write(64, "value")
+	pause(t, max(0, time.Until(due)-3*time.Second))
+	quietTo := time.Now()
+	last := due.Add(time.Second) // the last lease is due
+	if moves {
+		took := s.moveRegions()
+		t.Logf("all regions were moved in %v", took)
+		if took > bound(5*time.Second) {
+			t.Errorf("moving the regions took %v", took)
 		}
-		load := s.write(64, "value")
-		pause(t, max(0, time.Until(due)-3*time.Second))
-		quietTo := time.Now()
-		revs := map[int64]bool{}
-		var end time.Time
-		for got := 0; got < n; {
-			r := w.next()
-			if r.Canceled {
-				t.Fatalf("watch ended: %v", r.CancelReason)
+		last = time.Now().Add(longest + 2*time.Second) // and what a new leader adds
+	}
+	revs := map[int64]bool{}
+	var end time.Time
+	for got := 0; got < n; {
+		r := w.next()
+		if r.Canceled {
+			t.Fatalf("watch ended: %v", r.CancelReason)
+		}
+		end = time.Now()
+		got += len(r.Events)
+		for _, e := range r.Events {
+			var i int
+			if _, err := fmt.Sscanf(string(e.Kv.Key[len("b/lease/"):]), "%d", &i); err != nil || e.Type != mvccpb.DELETE {
+				t.Fatalf("%s: %v", event(e), err)
 			}
-			end = time.Now()
-			got += len(r.Events)
-			for _, e := range r.Events {
-				var i int
-				if _, err := fmt.Sscanf(string(e.Kv.Key[len("b/lease/"):]), "%d", &i); err != nil || e.Type != mvccpb.DELETE {
-					t.Fatalf("%s: %v", event(e), err)
-				}
-				if end.Before(until[i]) {
-					t.Errorf("%s ended %v early", e.Kv.Key, until[i].Sub(end))
-				}
-				revs[e.Kv.ModRevision] = true
+			if end.Before(until[i]) {
+				t.Errorf("%s ended %v early", e.Kv.Key, until[i].Sub(end))
 			}
+			revs[e.Kv.ModRevision] = true
 		}
-		late := end.Sub(due.Add(time.Second))
-		pause(t, time.Second)
-		load.end()
-		load.check(t)
-		quiet := load.p99(quietTo.Add(-time.Duration(scaled(2, 5))*time.Second), quietTo)
-		storm := load.p99(due, end)
-		t.Logf("the last key was gone %v after its time, %d revisions; p99 of puts %v, before %v", late, len(revs), storm, quiet)
-		if late > bound(5*time.Second) {
-			t.Errorf("the last key was gone %v after its time", late)
+	}
+	late := end.Sub(last)
+	pause(t, time.Second)
+	load.end()
+	load.check(t)
+	quiet := load.p99(quietTo.Add(-time.Duration(scaled(2, 5))*time.Second), quietTo)
+	storm := load.p99(due, end)
+	t.Logf("the last key was gone %v after its time, %d revisions; p99 of puts %v, before %v", late, len(revs), storm, quiet)
+	if late > bound(5*time.Second) {
+		t.Errorf("the last key was gone %v after its time", late)
+	}
+	if storm > bound(2*max(quiet, 5*time.Millisecond)) {
+		t.Errorf("p99 of puts is %v, it was %v", storm, quiet)
+	}
+	r, err := s.leases(2).LeaseLeases(within(t, 20*time.Second), &pb.LeaseLeasesRequest{})
+	if err != nil || len(r.Leases) != 0 {
+		t.Errorf("%d leases are left: %v", len(r.GetLeases()), err)
+	}
+}
+
+// moveRegions moves the leader of every region to the next node and returns how long that took.
+func (s *store) moveRegions() time.Duration {
+	s.t.Helper()
+	before := s.settled(0)
+	began := time.Now()
+	for _, r := range before.regions {
+		if err := s.braid(r.node, nil, "region", "transfer", fmt.Sprint(r.id), s.Nodes[(r.node+1)%len(s.Nodes)].Name); err != nil {
+			s.t.Fatal(err)
 		}
-		if storm > bound(2*max(quiet, 5*time.Millisecond)) {
-			t.Errorf("p99 of puts is %v, it was %v", storm, quiet)
-		}
-		r, err := s.leases(2).LeaseLeases(within(t, 20*time.Second), &pb.LeaseLeasesRequest{})
-		if err != nil || len(r.Leases) != 0 {
-			t.Errorf("%d leases are left: %v", len(r.GetLeases()), err)
-		}
-	})
+	}
+	for after := s.settled(0); slices.Equal(after.regions, before.regions); after = s.settled(0) {
+		pause(s.t, 50*time.Millisecond)
+	}
+	return time.Since(began)
 }
