@@ -138,6 +138,41 @@ func TestCheckersCanFail(t *testing.T) {
 			w.check.mark.Floor = -5
 			w.check.checkFloor(w.stores[0], w.stores[0].groups[w.region(0).ID])
 		}},
+		{"a lease that ends before its time", "L5", func(t *testing.T, w *World) {
+			id := int64(1e6)
+			w.check.leases.byID[id] = &lease{id: id, recorded: true, promised: w.leaseTime() + 1}
+			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(id)}}, w.check.mark.Rev, false)
+		}},
+		{"a lease that is there again", "L2", func(t *testing.T, w *World) {
+			l := endedLease(t, w)
+			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(l.id), Value: []byte{1}}}, w.check.mark.Rev, false)
+		}},
+		{"a key that outlives its lease", "L2", func(t *testing.T, w *World) {
+			endedLease(t, w).end--
+			w.check.final()
+		}},
+		{"keys of a lease that are not deleted at its end's revision", "L2", func(t *testing.T, w *World) {
+			l := endedLease(t, w)
+			for rev := l.end + 1; rev <= w.check.mark.Rev; rev++ {
+				if l.end = rev; !w.check.effects[rev][0].Delete {
+					break
+				}
+			}
+			w.check.final()
+		}},
+		{"keys that a lease has not", "I4", func(t *testing.T, w *World) {
+			w.check.leases.looks = append(w.check.leases.looks, leaseLook{id: 1, rev: w.check.mark.Rev, keys: []string{"x"}})
+			w.check.final()
+		}},
+		{"a watch that stays with a store that lags", "W2", func(t *testing.T, w *World) {
+			w.aim.lag = 500
+			for _, a := range w.check.watches.open {
+				if a.st != nil && a.created {
+					a.st.idle, a.lag = false, lag{a.st, w.check.mark.Rev + 1, -1000}
+				}
+			}
+			w.check.checkLag()
+		}},
 		{"an acknowledged write that two stores have lost", "I8", func(t *testing.T, w *World) {
 			o := answered(t, w)
 			a := w.check.writes[mvcc.Revision(o.resp.Header.Revision)]
@@ -170,6 +205,17 @@ func eventful(t *testing.T, w *World) *watch {
 		}
 	}
 	t.Fatal("no watch got an event")
+	return nil
+}
+
+// endedLease is a lease that ended with keys.
+func endedLease(t *testing.T, w *World) *lease {
+	for _, l := range w.check.leases.all {
+		if l.gone && l.recorded && l.took {
+			return l
+		}
+	}
+	t.Fatal("no lease ended with keys")
 	return nil
 }
 

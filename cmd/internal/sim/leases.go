@@ -325,7 +325,11 @@ func (c *checker) regionOf(key []byte) int {
 
 // leaseCall makes a command on a lease to whoever seems to lead. done is called once.
 func (c *checker) leaseCall(cmd *regionpb.LeaseCommand, done func(*pb.TxnResponse, error)) {
-	id := c.homeOf(cmd.ID)
+	c.leaseCallIn(c.homeOf(cmd.ID), &region.Write{Lease: cmd}, done)
+}
+
+// leaseCallIn makes a command of a region that need not be the lease's own.
+func (c *checker) leaseCallIn(id pdpb.RegionID, wr *region.Write, done func(*pb.TxnResponse, error)) {
 	at := c.replicaFor(id)
 	if at == nil {
 		done(nil, regionpb.ErrorOf(regionpb.NotLeader))
@@ -345,7 +349,26 @@ func (c *checker) leaseCall(cmd *regionpb.LeaseCommand, done func(*pb.TxnRespons
 	call.fail = func(err error) { end(nil, err) }
 	c.txns.calls = append(c.txns.calls, call)
 	c.leases.calls++
-	at.groups[id].replica.Write(&region.Write{Lease: cmd, Reply: end})
+	wr.Reply = end
+	at.groups[id].replica.Write(wr)
+}
+
+// attach registers a region for a lease, as package router does between two attempts (L3, L4).
+func (c *checker) attach(i int, lease int64) {
+	d := c.w.region(i)
+	cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseAttach, ID: lease, Span: mvcc.Key(key(i * keysPerRegion))}
+	c.leaseCallIn(d.ID, &region.Write{Lease: cmd}, func(_ *pb.TxnResponse, err error) {
+		var nr *regionpb.Error
+		if !errors.As(err, &nr) || nr.Code != regionpb.LeaseNotRegistered {
+			return
+		}
+		c.w.stats.Registrations++
+		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRegister, ID: lease, Span: d.Span}, func(_ *pb.TxnResponse, err error) {
+			if err == nil {
+				c.leaseCallIn(d.ID, &region.Write{Lease: cmd, Tokens: []regionpb.LeaseToken{nr.Token}}, func(*pb.TxnResponse, error) {})
+			}
+		})
+	})
 }
 
 // register has the region of a refused op added to the record of the lease, as package router does,

@@ -312,8 +312,8 @@ func (c *checker) readTxn(t *crossTxn) {
 }
 
 // attachable looks under the locks whether every region that is written may attach keys to the
-// transaction's lease. One that may not would be registered before another attempt (L4); here the
-// transaction fails.
+// transaction's lease. For one that may not the transaction fails, and the region is registered for
+// the next one that needs it, without locks (L4).
 func (c *checker) attachable(t *crossTxn) bool {
 	if t.lease == 0 {
 		return true
@@ -336,6 +336,9 @@ func (c *checker) attachable(t *crossTxn) bool {
 		case err != nil || len(resp.KVs) == 0:
 			t.pointed = false
 			t.todo = append(t.todo, t.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
+			if err == nil {
+				c.attach(p.region, t.lease)
+			}
 			return false
 		}
 		p.attachable = true
