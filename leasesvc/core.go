@@ -91,6 +91,7 @@ type lease struct {
 	due    time.Duration
 	index  int // in the queue, -1 outside
 	state  leaseState
+	failed bool          // an Expire did
 	checks time.Duration // when what is left is recorded next; 0 never
 }
 
@@ -119,6 +120,9 @@ type Action struct {
 	Term      uint64
 	ID        int64
 	Remaining int64 // Checkpoint: seconds, 0 for all
+	// Alone: an Expire that has failed before. What keeps this lease from its end, a region without a
+	// quorum say, must not keep others from theirs, so it is not ended together with any.
+	Alone bool
 }
 
 // New returns a core without leases.
@@ -341,7 +345,7 @@ func (c *Core) Ended(a Action, now time.Duration) {
 		return
 	}
 	if l.state == ending {
-		l.state = alive
+		l.state, l.failed = alive, true
 		c.ending--
 		l.due = now + c.o.RetryAfter
 		c.queue.set(l)
@@ -359,7 +363,7 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			c.queue.remove(l)
 			l.state = ending
 			c.ending++
-			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id})
+			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id, Alone: l.failed})
 		case l.checks > 0 && now >= l.checks && !l.recording && c.recording < c.o.RecordingMax:
 			// Rounded up: never early. Never more than all of it: what a new leader added would be
 			// added to by the next one.
@@ -383,6 +387,15 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 		}
 	}
 	return dst
+}
+
+// Deadline is when a lease's time is up as far as is known here, whether or not a quorum confirms that
+// the time is kept here; false for a lease that is not known.
+func (c *Core) Deadline(region pdpb.RegionID, id int64) (time.Duration, bool) {
+	if h := c.homes[region]; h != nil && h.leases[id] != nil {
+		return h.leases[id].deadline, true
+	}
+	return 0, false
 }
 
 // Leads says whether a region is led here.

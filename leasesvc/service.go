@@ -3,6 +3,7 @@ package leasesvc
 import (
 	"cmp"
 	"context"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -207,16 +208,17 @@ func (s *Service) Tick() {
 // their number; what a watcher gets in one revision grows with it.
 const togetherMax = 256
 
-// takeLocked takes the first action off the list, and with it others of the same kind and region.
+// takeLocked takes an action off the list, and with it others of the same kind and region. Those that
+// have failed before come last, each by itself.
 func (s *Service) takeLocked() []Action {
-	first := s.mu.todo[0]
-	if first.Kind == Expire && s.cfg.OneByOne {
-		s.mu.todo = s.mu.todo[1:]
-		return []Action{first}
+	first := s.mu.todo[max(0, slices.IndexFunc(s.mu.todo, func(a Action) bool { return !a.Alone }))]
+	most := togetherMax
+	if first.Alone || first.Kind == Expire && s.cfg.OneByOne {
+		most = 1
 	}
 	var list []Action
 	s.mu.todo = slices.DeleteFunc(s.mu.todo, func(a Action) bool {
-		if len(list) == togetherMax || a.Kind != first.Kind || a.Region != first.Region || a.Term != first.Term {
+		if len(list) == most || a.Kind != first.Kind || a.Region != first.Region || a.Term != first.Term || a.Alone != first.Alone {
 			return false
 		}
 		list = append(list, a)
@@ -323,21 +325,20 @@ func (s *Service) List(ctx context.Context) ([]int64, mvcc.Revision, error) {
 	}
 	type item struct {
 		id   int64
-		left time.Duration
+		ends time.Duration
 	}
 	items := make([]item, len(list))
-	now := s.now()
 	s.mu.Lock()
 	for i, l := range list {
-		items[i] = item{l.ID, seconds(secondsMax)}
+		items[i] = item{l.ID, math.MaxInt64}
 		if d, ok := s.cfg.Store.LeaseHome(l.ID); ok {
-			if out, left := s.mu.core.Remaining(d.ID, l.ID, now); out == Renewed {
-				items[i].left = left
+			if ends, ok := s.mu.core.Deadline(d.ID, l.ID); ok {
+				items[i].ends = ends
 			}
 		}
 	}
 	s.mu.Unlock()
-	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(a.left, b.left), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(a.ends, b.ends), cmp.Compare(a.id, b.id)) })
 	ids := make([]int64, len(items))
 	for i := range items {
 		ids[i] = items[i].id

@@ -16,13 +16,14 @@ import (
 )
 
 // fakeStore is a store whose leases lie in one of two regions, by whether their ids are odd; it ends
-// them at once. It is the cluster as well, which is led here.
+// them at once, and lists 1 to 9. It is the cluster as well, which is led here.
 type fakeStore struct {
 	Store
 	mu       sync.Mutex
 	s        *Service
 	ended    [][]int64     // each call of LeaseExpire
 	fail     int           // so many of them fail
+	stuck    int64         // a lease that cannot be ended, nor can others with it
 	confirms int           // calls of Confirm
 	refuse   error         // what Confirm answers
 	round    time.Duration // how long Confirm takes
@@ -41,7 +42,7 @@ func (f *fakeStore) LeaseLook(_ context.Context, id int64, _ bool) (*regionpb.Le
 func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) error {
 	f.mu.Lock()
 	f.ended = append(f.ended, slices.Clone(ids))
-	failed := f.fail > 0
+	failed := f.fail > 0 || slices.Contains(ids, f.stuck)
 	f.fail--
 	f.mu.Unlock()
 	if failed {
@@ -51,6 +52,13 @@ func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) err
 		f.s.Changed(regionOf(id), id, nil)
 	}
 	return nil
+}
+
+func (f *fakeStore) Leases(context.Context) (list []regionpb.Lease, rev mvcc.Revision, err error) {
+	for id := int64(1); id < 10; id++ {
+		list = append(list, regionpb.Lease{ID: id, Record: &regionpb.LeaseRecord{TTL: 60}})
+	}
+	return list, 7, nil
 }
 
 func (f *fakeStore) Leader(*pdpb.Descriptor) (raftid.StoreID, bool) { return 1, true }
@@ -82,8 +90,8 @@ func newService(f *fakeStore, cfg Config, n int, ttl int64) *Service {
 }
 
 // TestExpireTogether: leases of a region whose time is up together are ended together, up to a number;
-// where attempts have no cost of their own each is ended by itself. What failed is ended again, and
-// nothing twice.
+// where attempts have no cost of their own each is ended by itself. What failed is ended again, each by
+// itself, and nothing twice.
 func TestExpireTogether(t *testing.T) {
 	const n = 2*togetherMax + 100
 	for _, c := range []struct {
@@ -94,7 +102,7 @@ func TestExpireTogether(t *testing.T) {
 	}{
 		{"together", false, 0, 4, n},
 		{"one by one", true, 0, n, n},
-		{"one fails", false, 1, 5, n + togetherMax},
+		{"one fails", false, 1, 4 + togetherMax, n + togetherMax},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,6 +142,51 @@ func TestExpireTogether(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStuckLease: a lease that cannot be ended, because a region of its keys has no quorum, keeps none
+// from its end whose time was up together with it, or is later.
+func TestStuckLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeStore{stuck: 3}
+		s := newService(f, Config{Workers: 1}, 9, 10)
+		defer s.Close()
+		s.Changed(regionOf(11), 11, &regionpb.LeaseRecord{TTL: 11})
+		for range 26 {
+			time.Sleep(500 * time.Millisecond)
+			s.Tick()
+			synctest.Wait()
+		}
+		if left := s.mu.core.Total(); left != 1 || s.mu.core.Len(regionOf(3)) != 1 {
+			t.Errorf("%d leases are left, of the region of the stuck one %d", left, s.mu.core.Len(regionOf(3)))
+		}
+		f.mu.Lock()
+		f.stuck = 0
+		f.mu.Unlock()
+		time.Sleep(500 * time.Millisecond)
+		s.Tick()
+		synctest.Wait()
+		if left := s.mu.core.Total(); left != 0 {
+			t.Errorf("%d leases are left", left)
+		}
+	})
+}
+
+// TestList: leases whose time is kept here come first, by when they end, whether or not a quorum has
+// just confirmed that it is kept here; then the others, by id.
+func TestList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeStore{refuse: errors.New("cut off")}
+		s := newService(f, Config{}, 0, 0)
+		defer s.Close()
+		for i, id := range [...]int64{7, 2, 9, 4, 5} {
+			s.Changed(regionOf(id), id, &regionpb.LeaseRecord{TTL: int64(20 + i)})
+		}
+		ids, rev, err := s.List(t.Context())
+		if want := []int64{7, 2, 9, 4, 5, 1, 3, 6, 8}; err != nil || rev != 7 || !slices.Equal(ids, want) {
+			t.Errorf("got %v at %d, %v; want %v", ids, rev, err, want)
+		}
+	})
 }
 
 // TestConfirmations: renewals wait for a quorum's word and share it; it is asked for again before it is

@@ -84,7 +84,8 @@ func (w *World) stepLeases(s *store) {
 	var together []leasesvc.Action
 	for _, a := range s.leases.Tick(s.leaseTime(), nil) {
 		w.event("s%d: %s", s.i, a.String())
-		if n := len(together); n > 0 && (a.Kind != leasesvc.Expire || n == endsMax || w.aim.oneGroup || a.Region != together[0].Region || a.Term != together[0].Term) {
+		if n := len(together); n > 0 && (a.Kind != leasesvc.Expire || n == endsMax || w.aim.oneGroup || a.Alone || together[0].Alone ||
+			a.Region != together[0].Region || a.Term != together[0].Term) {
 			s.carryOut(together)
 			together = nil
 		}
