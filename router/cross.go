@@ -261,16 +261,17 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 		age = a.id
 	}
 	a.c = txn.New(len(a.parts), a.eager && len(a.parts) > 1)
-	// Prepares that nobody waits for any more end with pctx; the calls have ended when run returns.
+	// Calls that nobody waits for any more end with pctx; they have ended when run returns.
 	pctx, cancel := context.WithCancel(ctx)
 	replies := make(chan reply, len(a.parts))
 	open := 0
-	defer func() {
+	drain := func() {
 		cancel()
 		for ; open > 0; open-- {
 			<-replies
 		}
-	}()
+	}
+	defer drain()
 	todo := a.c.Start()
 	for a.c.Result().Outcome == txn.Open {
 		if len(todo) == 0 {
@@ -316,6 +317,7 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 		}
 		todo = append(todo, next...)
 	}
+	drain() // a release that overtakes its request would leave that granted
 	for _, do := range todo {
 		if do.Kind == txn.Release {
 			r.stores.Release(a.parts[do.Part].region, &regionpb.ReleaseRequest{Region: a.parts[do.Part].region.ID, Attempt: a.id})
@@ -337,8 +339,9 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 	}
 }
 
-// lock asks a region for its locks, again while it has no leader: a grant binds nobody until it is
-// used, so that asking twice does no harm.
+// lock asks a region for its locks, again while it has no leader, if it is the first: a grant binds
+// nobody until it is used, so that asking twice does no harm. What other regions have granted is not
+// kept from others meanwhile: there the attempt ends, and the next one comes after a pause.
 func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockID, error) {
 	p := &a.parts[part]
 	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks, Term: p.term, Now: a.c.Eager()}
@@ -348,8 +351,10 @@ func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regio
 			return id, err
 		}
 		if req.Now {
-			// The other regions' locks are not held while this one has no leader.
 			return id, regionpb.ErrorOf(regionpb.LockBusy)
+		}
+		if part > 0 {
+			return id, err
 		}
 		if werr := b.wait(ctx); werr != nil {
 			return id, werr

@@ -112,6 +112,19 @@ func onlyReads(req *pb.TxnRequest) bool {
 	return true
 }
 
+// compares says whether what a transaction does depends on anything.
+func compares(req *pb.TxnRequest) bool {
+	if len(req.Compare) > 0 {
+		return true
+	}
+	for _, op := range req.Success {
+		if o, ok := op.Request.(*pb.RequestOp_RequestTxn); ok && compares(o.RequestTxn) {
+			return true
+		}
+	}
+	return false
+}
+
 // ReadOnly says whether etcd would answer a transaction without proposing it: all operations of
 // both branches are ranges. A nested transaction always goes the way of a write there, which is
 // why its size is limited like that of a write.

@@ -112,7 +112,12 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 		} else if codeOf(err) == regionpb.LeaseSpread {
 			resp, err = r.attempts(ctx, &revokeJob{r: r, ids: []int64{w.Lease.ID}, term: w.Lease.Term})
 		} else if t, ok := notRegistered(err); ok {
-			if w, err = r.register(ctx, w, t); err != nil {
+			txn := w.Txn
+			if w, err = r.register(ctx, w, t); codeOf(err) == regionpb.LeaseNotFound && txn != nil && compares(txn) {
+				// Whether that matters depends on the branch that is taken, which must be decided at the
+				// point at which the lease does not exist.
+				return r.decideWithLease(ctx, txn, t.Lease)
+			} else if err != nil {
 				return nil, err
 			}
 			if len(w.Tokens) == tries {
@@ -137,6 +142,15 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 		}
 		return resp, err
 	}
+}
+
+// decideWithLease executes a transaction of one region with the record of a lease locked beside.
+func (r *Router) decideWithLease(ctx context.Context, req *pb.TxnRequest, lease int64) (*pb.TxnResponse, error) {
+	resp, err := r.attempts(ctx, &txnJob{r: r, req: req, homes: []int64{lease}})
+	if err == nil {
+		r.told.raise(resp.Header.GetRevision())
+	}
+	return resp, err
 }
 
 func (r *Router) proposeOnce(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {

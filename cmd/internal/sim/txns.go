@@ -212,7 +212,7 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 			switch {
 			case t.gone:
 			case errors.Is(err, regionpb.ErrorOf(regionpb.NotLeader)) && t.tries < lockTriesMax:
-				t.tries++ // as package router does
+				t.tries++ // package router does so in the first region only
 				t.todo = append(t.todo, do)
 			default:
 				t.todo = append(t.todo, t.c.Locked(do.Part, id, err)...)
