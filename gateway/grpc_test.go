@@ -22,6 +22,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"braid/gateway"
+	"braid/leasesvc"
+	"braid/mvcc"
 )
 
 func newClient(t *testing.T, f *fixture) *clientv3.Client {
@@ -320,5 +322,44 @@ func TestStreamsRequireLeader(t *testing.T) {
 	cancel()
 	if _, err := patient.Recv(); status.Code(err) != codes.Canceled {
 		t.Errorf("a stream that requires no leader: %v", err)
+	}
+}
+
+// cutOffLeases know of no leader.
+type cutOffLeases struct{ gateway.Leases }
+
+func (cutOffLeases) TimeToLive(ctx context.Context, _ int64, _ bool) (leasesvc.Info, mvcc.Revision, error) {
+	<-ctx.Done()
+	return leasesvc.Info{}, 0, ctx.Err()
+}
+
+func (cutOffLeases) Renew(ctx context.Context, _ int64) (int64, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+// TestLeaseTimeouts: requests on leases that wait for a leader end by etcd's error, which says that
+// they may be tried again, and by the client's own when that gave up.
+func TestLeaseTimeouts(t *testing.T) {
+	f := start(t, func(c *gateway.Config) { c.Leases, c.RequestTimeout = cutOffLeases{}, 50*time.Millisecond })
+	c := pb.NewLeaseClient(f.conn)
+	_, err := c.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
+	if status.Code(err) != codes.Unavailable || rpctypes.ErrorDesc(err) != rpctypes.ErrTimeout.Error() {
+		t.Errorf("time to live: %v", err)
+	}
+	stream, err := c.LeaseKeepAlive(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable || rpctypes.ErrorDesc(err) != rpctypes.ErrTimeout.Error() {
+		t.Errorf("renewal: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := c.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("time to live of a client that gave up: %v", err)
 	}
 }

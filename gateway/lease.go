@@ -61,14 +61,14 @@ func (l *leaseServer) LeaseTimeToLive(ctx context.Context, req *pb.LeaseTimeToLi
 		return nil, rpctypes.ErrTooManyRequests
 	}
 	defer l.s.limits.leave(0)
-	ctx, cancel := context.WithTimeout(ctx, l.s.cfg.RequestTimeout)
+	rctx, cancel := context.WithTimeout(ctx, l.s.cfg.RequestTimeout)
 	defer cancel()
-	info, rev, err := l.s.cfg.Leases.TimeToLive(ctx, req.ID, req.Keys)
+	info, rev, err := l.s.cfg.Leases.TimeToLive(rctx, req.ID, req.Keys)
 	if errors.Is(err, leasesvc.ErrNotFound) {
 		return &pb.LeaseTimeToLiveResponse{Header: l.s.header.at(rev), ID: req.ID, TTL: -1}, nil
 	}
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, toStatus(timeUp(err, rctx, ctx))
 	}
 	return &pb.LeaseTimeToLiveResponse{Header: l.s.header.at(rev), ID: req.ID, GrantedTTL: info.TTL,
 		TTL: int64(info.Remaining.Seconds()), Keys: info.Keys}, nil
@@ -123,13 +123,11 @@ func (l *leaseServer) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 		resp := &pb.LeaseKeepAliveResponse{ID: req.ID, Header: l.s.header.local()}
 		ctx, cancel := context.WithTimeout(stream.Context(), l.s.cfg.RequestTimeout)
 		resp.TTL, err = l.s.cfg.Leases.Renew(ctx, req.ID)
-		if err != nil && ctx.Err() != nil && stream.Context().Err() == nil {
-			err = rpctypes.ErrGRPCTimeout
-		}
-		cancel()
 		if errors.Is(err, leasesvc.ErrNotFound) {
 			resp.TTL, err = 0, nil
 		}
+		err = timeUp(err, ctx, stream.Context())
+		cancel()
 		if err != nil {
 			return toStatus(err)
 		}
@@ -137,4 +135,13 @@ func (l *leaseServer) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 			return err
 		}
 	}
+}
+
+// timeUp makes an error that came with the end of a request's own time etcd's error for that; what the
+// client did to its request passes through.
+func timeUp(err error, request, client context.Context) error {
+	if err != nil && request.Err() != nil && client.Err() == nil {
+		return rpctypes.ErrGRPCTimeout
+	}
+	return err
 }
