@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -38,6 +39,9 @@ func TestMain(m *testing.M) {
 				fmt.Fprintln(os.Stderr, "starting")
 				<-ctx.Done()
 				return nil, ctx.Err()
+			case "hangs":
+				fmt.Fprintln(os.Stderr, "starting")
+				select {}
 			}
 			n := &idleNode{done: make(chan error, 1)}
 			if how == "fails" || how == "fails and hangs" {
@@ -185,6 +189,50 @@ func TestSignals(t *testing.T) {
 		if stdout.Len() > 0 {
 			t.Errorf("programs that read both streams expect log entries only, stdout has %q", stdout.String())
 		}
+	}
+}
+
+// TestSecondSignal: a node whose start hangs ends when it is told a second time.
+func TestSecondSignal(t *testing.T) {
+	cmd := program(t, "hangs")
+	var stderr strings.Builder
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := io.TeeReader(pipe, &stderr)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "starting") {
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, out)
+		ended <- errors.Join(err, cmd.Wait())
+	}()
+	again, late := time.NewTicker(100*time.Millisecond), time.NewTimer(stopTimeout)
+	defer again.Stop()
+	defer late.Stop()
+	for {
+		select {
+		case <-again.C:
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				t.Fatal(err)
+			}
+			continue
+		case <-late.C:
+			if err := cmd.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			<-ended
+		case <-ended:
+		}
+		break
+	}
+	if got := cmd.ProcessState.ExitCode(); got != exitError || !strings.Contains(stderr.String(), "cut short by a second signal") {
+		t.Errorf("status %d\n%s", got, stderr.String())
 	}
 }
 

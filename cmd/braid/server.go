@@ -115,13 +115,16 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 	var s server
 	select {
 	case sig := <-signals:
-		// Told to stop while still starting, for example while there is no quorum yet.
+		// Told to stop while still starting, for example while there is no quorum yet, or in the midst
+		// of a recovery from a disk that does not answer.
 		lg.Info("received signal; shutting down", zap.String("signal", sig.String()))
 		cancel()
-		if st := <-startc; st.err == nil {
-			return sig, stop(st.s, lg, signals, stopTimeout)
-		}
-		return sig, nil
+		return sig, stop(func(ctx context.Context) error {
+			if st := <-startc; st.err == nil {
+				return st.s.Stop(ctx)
+			}
+			return nil
+		}, lg, signals, stopTimeout)
 	case st := <-startc:
 		if st.err != nil {
 			return nil, st.err
@@ -134,25 +137,25 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 		if err == nil {
 			err = errors.New("the node stopped by itself")
 		}
-		if serr := stop(s, lg, signals, failedStopTimeout); serr != nil {
+		if serr := stop(s.Stop, lg, signals, failedStopTimeout); serr != nil {
 			err = fmt.Errorf("%w; %w", err, serr)
 		}
 		return nil, err
 	case sig := <-signals:
 		lg.Info("received signal; shutting down", zap.String("signal", sig.String()))
-		return sig, stop(s, lg, signals, stopTimeout)
+		return sig, stop(s.Stop, lg, signals, stopTimeout)
 	}
 }
 
-// stop stops the node; a second signal ends the wait, and so does the end of its time.
-func stop(s server, lg *zap.Logger, signals <-chan os.Signal, timeout time.Duration) error {
+// stop calls what stops the node; a second signal ends the wait, and so does the end of its time.
+func stop(node func(ctx context.Context) error, lg *zap.Logger, signals <-chan os.Signal, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	// Who respects ctx needs a moment after it.
 	over := time.NewTimer(timeout + time.Second)
 	defer over.Stop()
 	done := make(chan error, 1)
-	go func() { done <- s.Stop(ctx) }()
+	go func() { done <- node(ctx) }()
 	begin := time.Now()
 	for {
 		select {
