@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -52,8 +53,8 @@ func (s *Stream) catchUp(ctx context.Context) error {
 	}
 	h.mu.Unlock()
 
-	if s.tired > 0 && h.o.Rest != nil {
-		if err := h.o.Rest(ctx, s.tired); err != nil {
+	if !s.looked.IsZero() && h.o.Rest != nil {
+		if err := h.o.Rest(ctx, h.o.Now().Sub(s.looked)); err != nil {
 			return err
 		}
 	}
@@ -83,8 +84,8 @@ func (s *Stream) catchUp(ctx context.Context) error {
 	// The floor is looked at again after the read: it rises before the first removal (C1).
 	s.endCompacted(g)
 	s.finish(c, g, end)
-	if s.tired = 0; g.frontier > to { // somebody writes
-		s.tired = h.o.Now().Sub(began)
+	if s.looked = (time.Time{}); g.frontier > to { // somebody writes
+		s.looked = began
 	}
 	return nil
 }

@@ -71,17 +71,17 @@ type Options struct {
 	// client must be able to receive it with previous values beside, and it is what the transport
 	// holds for a client that does not read.
 	BatchRevisions, BatchBytes int
-	// ScanRevisions and ScanBytes bound one look at the history (10,000 and 1 MiB): what it finds
-	// waits in memory until the client takes it.
+	// ScanRevisions and ScanBytes bound one look at the history (2,000 and 1 MiB): what it finds
+	// waits in memory until the client takes it, and others wait for the core meanwhile.
 	ScanRevisions, ScanBytes int
 	// WatchersMax bounds the watchers of the store (1,000,000); more are refused.
 	WatchersMax int
 	// ProgressWait is how long a progress request waits for quiet regions to be heard of (80 ms).
 	ProgressWait time.Duration
 	// Rest lets time pass on the goroutine that serves a stream, between two looks at the history
-	// while others write: as long as the last look took, or less. A watcher that is far behind
-	// would else read as fast as a core can, for as long as it takes, and the writers wait for
-	// that core. New does not rest unless told how.
+	// while others write: as long as the last look and the delivery of what it found took, or
+	// less. A watcher that is far behind would else read as fast as a core can, for as long as it
+	// takes, and the writers wait for that core. New does not rest unless told how.
 	Rest func(ctx context.Context, took time.Duration) error
 	// Now is the clock (time.Now).
 	Now func() time.Time
@@ -107,7 +107,7 @@ func (o Options) withDefaults() Options {
 	def(&o.QueueBytesMax, 8<<20)
 	def(&o.BatchRevisions, 1000)
 	def(&o.BatchBytes, 256<<10)
-	def(&o.ScanRevisions, 10_000)
+	def(&o.ScanRevisions, 2000)
 	def(&o.ScanBytes, 1<<20)
 	def(&o.WatchersMax, 1_000_000)
 	if o.ProgressWait <= 0 {
@@ -195,8 +195,9 @@ func NewHub(o Options) *Hub {
 	return h
 }
 
-// restMax bounds a pause: looks are short, but the engine may have made one wait.
-const restMax = 20 * time.Millisecond
+// restMax bounds a pause: looks take some ten milliseconds, but the engine or the client may have
+// made one wait.
+const restMax = 100 * time.Millisecond
 
 func rest(ctx context.Context, took time.Duration) error {
 	timer := time.NewTimer(min(took, restMax))

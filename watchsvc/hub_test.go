@@ -346,6 +346,83 @@ func TestProgressWaitsForQuietRegions(t *testing.T) {
 	}
 }
 
+// history calls a function whenever it is looked at.
+type history struct {
+	*store
+	look func()
+}
+
+func (h history) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(*mvcc.Version) error) error {
+	h.look()
+	return h.store.Events(ctx, from, to, span, fn)
+}
+
+// TestCatchUpRests: while others write, a watcher that reads history pauses between two looks for as
+// long as the last one and the delivery of what it found took; and not when nobody writes.
+func TestCatchUpRests(t *testing.T) {
+	for _, writing := range []bool{false, true} {
+		s := &store{floor: -1, current: 1}
+		r := &storeRegion{s: s, through: 1}
+		now := time.Unix(1000, 0)
+		var began time.Time // of the last look
+		looks, rests := 0, 0
+		o := tiny
+		o.Now = func() time.Time { return now }
+		o.Current = func() mvcc.Revision { return s.current }
+		o.Demand = func() {}
+		o.Rest = func(_ context.Context, took time.Duration) error {
+			if rests++; took != now.Sub(began) {
+				t.Errorf("a rest of %v, %v after the last look began", took, now.Sub(began))
+			}
+			now = now.Add(took)
+			return nil
+		}
+		var h *Hub
+		put := func() {
+			s.current++
+			v := mvcc.Version{Key: []byte("a"), Value: []byte("v"), Mod: s.current, Create: 2, Version: int64(s.current) - 1}
+			s.events = append(s.events, v)
+			r.feed.Events([]mvcc.Version{v}, s.current)
+			r.complete(s.current)
+			h.Turn()
+		}
+		o.History = history{s, func() {
+			looks++
+			began = now
+			now = now.Add(5 * time.Millisecond)
+			if writing && looks < 20 {
+				put()
+			}
+		}}
+		h = New(o)
+		r.feed = h.Attach(mvcc.Span{End: []byte("b")}, 1, r)
+		for range 300 {
+			put()
+		}
+		st := h.NewStream()
+		if err := st.Watch(t.Context(), Request{Span: mvcc.Key([]byte("a")), Start: 2}); err != nil {
+			t.Fatal(err)
+		}
+		events := 0
+		for {
+			resp, ok, err := st.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			events += len(resp.Events)
+			now = now.Add(3 * time.Millisecond) // to the client
+		}
+		st.Close()
+		h.Close()
+		if events != len(s.events) || looks < 20 || rests != 0 && !writing || rests < 18 && writing {
+			t.Errorf("writing %v: %d of %d events in %d looks with %d rests", writing, events, len(s.events), looks, rests)
+		}
+	}
+}
+
 // TestLed: a stream lacks a leader when a region that it watches does, and only then (W2).
 func TestLed(t *testing.T) {
 	l := newLab(t, tiny)

@@ -105,8 +105,9 @@ type Stream struct {
 
 	behind atomic.Int32 // len(late)
 	taken  int          // responses since the last look at the history; of Next's goroutine
-	// tired is how long the last look took, if others wrote meanwhile; of Next's goroutine.
-	tired time.Duration
+	// looked is when the last look at the history began, if others wrote meanwhile, else zero; of
+	// Next's goroutine.
+	looked time.Time
 
 	mu     sync.Mutex // guards below
 	queue  []Response
