@@ -160,13 +160,14 @@ func (c *checker) stepEnd(e *leaseEnd) {
 	}
 }
 
-// readAt reads something of leases in a region, at the point.
+// readAt reads something of leases in a region, as it is at the point or later: records have no revision,
+// and keys are locked.
 func (c *checker) readAt(e *leaseEnd, i int, req regionpb.ReadRequest) (*regionpb.ReadResponse, bool) {
 	g := c.readable(c.w.stores[c.w.rng.IntN(len(c.w.stores))], i)
 	if g == nil {
 		return nil, false
 	}
-	req.Region, req.Epoch, req.Cut, req.Rev = g.id, 1, e.point.Cut, e.point.Rev
+	req.Region, req.Epoch, req.Cut = g.id, 1, e.point.Cut
 	resp, err := g.replica.TryRead(&req)
 	var re *regionpb.Error
 	switch {
