@@ -206,22 +206,35 @@ func (c *Coordinator) Prepared(part int, rev mvcc.Revision, err error) []Action 
 	case err == nil:
 		return c.end(Result{Outcome: Committed, Rev: rev})
 	case errors.Is(err, regionpb.ErrorOf(regionpb.Aborted)):
+		// Because this coordinator asked for it, maybe, and has a better reason than that.
+		if c.final() {
+			return c.end(c.notExecuted(c.result.Err))
+		}
 		return c.end(Result{Outcome: Retry, Err: err})
 	case errors.As(err, &re) && re.NotExecuted(), errors.Is(err, ErrNotSent):
 		// Without this participant there will never be a commit. Those that are prepared need not
 		// wait until they ask for themselves.
+		if !c.final() {
+			c.result.Err = err
+		}
 		c.parts[part] = refused
-		c.result.Err = err
 		return c.ask()
 	}
 	c.parts[part] = unsure
-	c.result.Err = err
+	if c.result.Err == nil || !slices.Contains(c.parts, refused) {
+		c.result.Err = err
+	}
 	for _, p := range c.parts {
 		if p == preparing {
 			return nil // somebody else may still tell
 		}
 	}
 	return c.ask()
+}
+
+// final says whether a participant has refused for a reason that ends more than this attempt.
+func (c *Coordinator) final() bool {
+	return slices.Contains(c.parts, refused) && c.result.Err != nil && c.notExecuted(c.result.Err).Outcome == Failed
 }
 
 // ask has pd abort the attempt, and tell how it was decided if it is too late for that.

@@ -44,7 +44,7 @@ func play(t *testing.T, eager bool, script string) string {
 		default:
 			err = regionpb.ErrorOf(map[string]regionpb.Code{"locklost": regionpb.LockLost, "aborted": regionpb.Aborted, "unknown": regionpb.Unknown,
 				"many": regionpb.TooManyRequests, "compacted": regionpb.Compacted, "void": regionpb.VoidByFence, "epoch": regionpb.EpochMismatch,
-				"busy": regionpb.LockBusy}[arg])
+				"busy": regionpb.LockBusy, "large": regionpb.TooLarge}[arg])
 		}
 		switch part := int(name[len(name)-1] - '0'); strings.TrimRight(name, "01") {
 		case "locked":
@@ -87,6 +87,12 @@ func TestCoordinator(t *testing.T) {
 		{"locked0 locked1 writes prepared1=notsent asked=lost prepared0=aborted", both + "ask | done |  | retry"},
 		{"locked0 locked1 writes prepared0=aborted", both + "done | retry"},
 		{"locked0 locked1 writes prepared0=many asked=aborted", both + "ask | done | failed"},
+		// What would be the same again is the answer, whatever else comes before pd's.
+		{"locked0 locked1 writes prepared0=large prepared1=aborted asked=aborted", both + "ask | done |  | failed"},
+		{"locked0 locked1 writes prepared0=large prepared1=lost asked=aborted", both + "ask |  | done | failed"},
+		{"locked0 locked1 writes prepared0=large prepared1=locklost asked=aborted", both + "ask |  | done | failed"},
+		{"locked0 locked1 writes prepared0=locklost prepared1=large asked=aborted", both + "ask |  | done | failed"},
+		{"locked0 locked1 writes prepared0=lost prepared1=large asked=aborted", both + " | ask | done | failed"},
 		// An answer that is lost leaves it to the others to tell, and then to pd.
 		{"locked0 locked1 writes prepared0=lost prepared1=9", both + " | done | committed 9"},
 		{"locked0 locked1 writes prepared0=lost prepared1=unknown asked=9", both + " | ask | done | committed 9"},
