@@ -82,6 +82,7 @@ type Service struct {
 		confirming map[pdpb.RegionID]chan struct{}
 		todo       []Action
 		workers    int
+		alone      int // workers that end a lease whose end has failed before
 		closed     bool
 	}
 }
@@ -199,7 +200,13 @@ func (s *Service) Tick() {
 		return
 	}
 	s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo)
-	for s.mu.workers < min(s.cfg.Workers, len(s.mu.todo)) && s.goLocked(s.work) {
+	s.startLocked()
+}
+
+// startLocked starts a worker if there is something to do. Each that takes something starts the next, so
+// that all work and none idles.
+func (s *Service) startLocked() {
+	if s.mu.workers < s.cfg.Workers && s.nextLocked() >= 0 && s.goLocked(s.work) {
 		s.mu.workers++
 	}
 }
@@ -208,11 +215,24 @@ func (s *Service) Tick() {
 // their number; what a watcher gets in one revision grows with it.
 const togetherMax = 256
 
-// takeLocked takes an action off the list, and with it others of the same kind and region. Those that
-// have failed before come last, each by itself.
-func (s *Service) takeLocked() []Action {
-	first := s.mu.todo[max(0, slices.IndexFunc(s.mu.todo, func(a Action) bool { return !a.Alone }))]
-	most := togetherMax
+// aloneShare is the part of the workers that may be busy with ends that have failed before: each may
+// take as long as a request may.
+const aloneShare = 8
+
+// nextLocked is the place in the list of what is done next; what has failed before comes last. It is -1
+// when there is nothing to do now.
+func (s *Service) nextLocked() int {
+	i := slices.IndexFunc(s.mu.todo, func(a Action) bool { return !a.Alone })
+	if i < 0 && len(s.mu.todo) > 0 && s.mu.alone < max(1, s.cfg.Workers/aloneShare) {
+		i = 0
+	}
+	return i
+}
+
+// takeLocked takes an action off the list, and with it others of the same kind and region, unless it has
+// to be carried out alone.
+func (s *Service) takeLocked(at int) []Action {
+	first, most := s.mu.todo[at], togetherMax
 	if first.Alone || first.Kind == Expire && s.cfg.OneByOne {
 		most = 1
 	}
@@ -232,8 +252,12 @@ func (s *Service) work() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { s.mu.workers-- }()
-	for len(s.mu.todo) > 0 {
-		list := s.takeLocked()
+	for at := s.nextLocked(); at >= 0; at = s.nextLocked() {
+		list := s.takeLocked(at)
+		if list[0].Alone {
+			s.mu.alone++
+		}
+		s.startLocked()
 		s.mu.Unlock()
 		var err error
 		switch a := list[0]; a.Kind {
@@ -252,6 +276,9 @@ func (s *Service) work() {
 			err = s.cfg.Store.LeaseCheckpoint(s.ctx, left, a.Term)
 		}
 		s.mu.Lock()
+		if list[0].Alone {
+			s.mu.alone--
+		}
 		for _, a := range list {
 			if err != nil || a.Kind == Checkpoint {
 				s.mu.core.Ended(a, s.now())

@@ -23,7 +23,8 @@ type fakeStore struct {
 	s        *Service
 	ended    [][]int64     // each call of LeaseExpire
 	fail     int           // so many of them fail
-	stuck    int64         // a lease that cannot be ended, nor can others with it
+	stuck    int64         // leases from this id on cannot be ended, nor can others with them; 0 none
+	hang     time.Duration // how long that takes
 	confirms int           // calls of Confirm
 	refuse   error         // what Confirm answers
 	round    time.Duration // how long Confirm takes
@@ -42,9 +43,13 @@ func (f *fakeStore) LeaseLook(_ context.Context, id int64, _ bool) (*regionpb.Le
 func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) error {
 	f.mu.Lock()
 	f.ended = append(f.ended, slices.Clone(ids))
-	failed := f.fail > 0 || slices.Contains(ids, f.stuck)
+	stuck := f.stuck > 0 && slices.Max(ids) >= f.stuck
+	failed := f.fail > 0 || stuck
 	f.fail--
 	f.mu.Unlock()
+	if stuck {
+		time.Sleep(f.hang) // fake time
+	}
 	if failed {
 		return errors.New("no quorum")
 	}
@@ -148,17 +153,17 @@ func TestExpireTogether(t *testing.T) {
 // from its end whose time was up together with it, or is later.
 func TestStuckLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeStore{stuck: 3}
+		f := &fakeStore{stuck: 9}
 		s := newService(f, Config{Workers: 1}, 9, 10)
 		defer s.Close()
-		s.Changed(regionOf(11), 11, &regionpb.LeaseRecord{TTL: 11})
+		s.Changed(regionOf(7), 7, &regionpb.LeaseRecord{TTL: 11})
 		for range 26 {
 			time.Sleep(500 * time.Millisecond)
 			s.Tick()
 			synctest.Wait()
 		}
-		if left := s.mu.core.Total(); left != 1 || s.mu.core.Len(regionOf(3)) != 1 {
-			t.Errorf("%d leases are left, of the region of the stuck one %d", left, s.mu.core.Len(regionOf(3)))
+		if left := s.mu.core.Total(); left != 1 || s.mu.core.Len(regionOf(9)) != 1 {
+			t.Errorf("%d leases are left, of the region of the stuck one %d", left, s.mu.core.Len(regionOf(9)))
 		}
 		f.mu.Lock()
 		f.stuck = 0
@@ -168,6 +173,41 @@ func TestStuckLease(t *testing.T) {
 		synctest.Wait()
 		if left := s.mu.core.Total(); left != 0 {
 			t.Errorf("%d leases are left", left)
+		}
+	})
+}
+
+// TestManyStuckLeases: however many leases cannot be ended, and however long each try takes, there are
+// workers for others.
+func TestManyStuckLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeStore{stuck: 100, hang: 7 * time.Second}
+		s := newService(f, Config{Workers: 16}, 0, 0)
+		for id := range int64(500) {
+			s.Changed(regionOf(100+id), 100+id, &regionpb.LeaseRecord{TTL: 10})
+		}
+		s.Changed(regionOf(1), 1, &regionpb.LeaseRecord{TTL: 40})
+		tick := func(d time.Duration) {
+			for range d / (100 * time.Millisecond) {
+				time.Sleep(100 * time.Millisecond)
+				s.Tick()
+				synctest.Wait()
+			}
+		}
+		tick(39 * time.Second)
+		s.mu.Lock()
+		alone, workers := s.mu.alone, s.mu.workers
+		s.mu.Unlock()
+		if alone != 2 || workers != 2 {
+			t.Errorf("%d of %d workers end what has failed, want 2", alone, workers)
+		}
+		tick(1100 * time.Millisecond)
+		if left := s.mu.core.Total(); left != 500 {
+			t.Errorf("%d leases are left, want the stuck ones", left)
+		}
+		s.Close()
+		if s.mu.alone != 0 || s.mu.workers != 0 {
+			t.Errorf("%d of %d workers are left", s.mu.alone, s.mu.workers)
 		}
 	})
 }
