@@ -79,7 +79,7 @@ func loadOnce(ctx context.Context, o options, s *store, out string, env []string
 	var killErr error
 	k := killer{cluster: s.cluster}
 	if o.kill {
-		wg.Go(func() { killErr = killWhileCounting(beside, &k, filepath.Join(out, kloadLog)) })
+		wg.Go(func() { killErr = killWhileCounting(beside, &k, s, filepath.Join(out, kloadLog)) })
 	}
 	check := "load"
 	if o.check == "load2" {
@@ -116,9 +116,10 @@ func loadOnce(ctx context.Context, o options, s *store, out string, env []string
 }
 
 // killWhileCounting kills nodes during the steps of the load that count their failed requests; in
-// the others a failed request ends the load. With a node die the requests that it is executing, and
-// their clients cannot know what became of them.
-func killWhileCounting(ctx context.Context, k *killer, logPath string) error {
+// the others a failed request ends the load, and so does a missing one among the first loadRereads
+// objects. With a node die the requests that it is executing, and their clients cannot know what
+// became of them.
+func killWhileCounting(ctx context.Context, k *killer, s *store, logPath string) error {
 	for {
 		if err := proc.Wait(ctx, between/2); err != nil {
 			return nil
@@ -134,6 +135,12 @@ func killWhileCounting(ctx context.Context, k *killer, logPath string) error {
 		creating, updating := steps["create"] == nil, steps["versions"] != nil && steps["update"] == nil
 		if !creating && !updating {
 			continue
+		}
+		if creating {
+			n, err := s.count(ctx, "/registry/configmaps/load-")
+			if err != nil || n < 2*loadRereads {
+				continue // looked at again
+			}
 		}
 		if err := k.once(ctx); err != nil {
 			return err

@@ -86,6 +86,17 @@ func (s *store) keys(ctx context.Context, prefix string) ([]string, error) {
 	return keys, nil
 }
 
+// count counts the keys with a prefix.
+func (s *store) count(ctx context.Context, prefix string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return 0, err
+	}
+	return resp.Count, nil
+}
+
 // split says whether some load so far began in a second for which there is a boundary.
 func (s *store) split(ctx context.Context) (bool, error) {
 	namespaces, err := s.keys(ctx, "/registry/namespaces/load-")
