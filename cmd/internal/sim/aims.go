@@ -8,6 +8,7 @@ type aim struct {
 	restart                               int // of 1,000 steps of a store that is down
 
 	ops, reads int // of 1,000 steps
+	locals     int // one in so many steps has a serializable read
 	txns       int // of 1,000 steps
 	burst      int // clients that come at once, at most
 	hot        int // of 100 requests, for two keys
@@ -38,7 +39,7 @@ type aim struct {
 
 var plain = aim{
 	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
-	ops: 220, reads: 60, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
+	ops: 220, reads: 60, locals: 12, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
 	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, window: 16 << 10,
 }
 
@@ -49,7 +50,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff", "onegroup"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff", "onegroup", "snapreads"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -62,6 +63,10 @@ var aims = map[string]aim{
 	// Logs that are cut short, snapshots, crashes around their installation.
 	"snapshot": vary(func(a *aim) {
 		a.flush, a.crash, a.partition, a.installs, a.checkpoint, a.compact = 120, 50, 60, 2, 8, 40
+	}),
+	// The same, with compactions and many who read old revisions in between.
+	"snapreads": vary(func(a *aim) {
+		a.flush, a.crash, a.partition, a.installs, a.checkpoint, a.compact, a.locals = 120, 30, 80, 20, 8, 80, 2
 	}),
 	// State that is seldom flushed and stores that crash often.
 	"crash": vary(func(a *aim) { a.flush, a.crash, a.logFlush, a.restart = 6, 90, 200, 60 }),

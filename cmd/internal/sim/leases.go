@@ -275,7 +275,7 @@ func (c *checker) renewLease(l *lease) {
 			w.fail("L5: store %d renews lease %d for %d s, it was granted %d s", s.i, l.id, ttl, l.ttl)
 		}
 		l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
-	case w.chance(4):
+	case w.chance(15):
 		l.via = w.rng.IntN(len(w.stores))
 	}
 }

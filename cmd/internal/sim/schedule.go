@@ -21,7 +21,7 @@ func (w *World) step() {
 	if w.chance(3) {
 		w.check.pollReads()
 	}
-	if w.chance(12) {
+	if w.chance(a.locals) {
 		w.check.serializable()
 	}
 	if w.rng.IntN(1000) < a.txns {

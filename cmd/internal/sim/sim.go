@@ -1,12 +1,13 @@
 // Package sim runs a whole cluster in one goroutine, from a seed, with the product's own cores:
 // raft groups (raftstore.Group around raft's RawNode), pd's members and oracle, each store's
-// oracle client, and the regions' replicas with evaluation, order intake and apply. Only what is
-// below and between them is simulated: disks, the state engine, the network, clients and time.
+// oracle client, the regions' replicas with evaluation, order intake and apply, its watches and the
+// time of its leases; or a cluster in single-group mode. Only what is below and between them is
+// simulated: disks, the state engine, the network, clients and time.
 //
 // Messages are lost, delayed, duplicated and reordered, stores and links are cut off, stores
 // crash to what their disks had flushed and come back, clocks stand still, leaders change, logs
 // are cut so short that snapshots are needed. While that goes on, and after everything was
-// healed, checkers hold what happened against the invariants I1 to I6 and I8 (see checker).
+// healed, checkers hold what happened against the invariants I1 to I8 (see checker).
 //
 // It is not a model of the protocol: nothing is decided here. One World belongs to one goroutine.
 // A run is a function of its Config and of raft's election jitter, which the caller must take

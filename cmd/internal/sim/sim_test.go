@@ -18,7 +18,7 @@ var (
 	aimFlag  = flag.String("sim.aim", "all", "the aim of the schedules: all, or one of the names in aims; empty is the plain one")
 	mutant   = flag.String("sim.mutant", "", "drop this rule")
 	trace    = flag.Bool("sim.trace", false, "print every step of the run")
-	hunt     = flag.Int("sim.hunt", 100, "how many seeds TestMutants may use for each mutant")
+	hunt     = flag.Int("sim.hunt", 200, "how many seeds TestMutants may use for each mutant")
 )
 
 // run is Run with raft's election jitter taken from the seed too.
