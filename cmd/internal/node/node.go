@@ -393,10 +393,15 @@ func (n *Node) clock() {
 	}
 }
 
+// requestTimeout bounds a unary request: etcd's rule.
+func (n *Node) requestTimeout() time.Duration {
+	return 5*time.Second + 2*time.Duration(n.cfg.ElectionMs)*time.Millisecond
+}
+
 // serveClients opens the gateway.
 func (n *Node) serveClients(clients []clientPort, pages []boundListener) error {
 	cfg := n.cfg
-	timeout := 5*time.Second + 2*time.Duration(cfg.ElectionMs)*time.Millisecond
+	timeout := n.requestTimeout()
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
 		RequestTimeout: timeout, LocalWait: n.tuning.localWait, Scrubbed: n.regions.scrubbed,
 	})

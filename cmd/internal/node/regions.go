@@ -146,7 +146,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 	cfg := region.Config{
 		Store: n.self, Replica: self, Life: n.identity.Starts, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
 		Stalled: n.engine.Stalled, SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
-		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs) * time.Millisecond),
+		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs)*time.Millisecond, n.requestTimeout()),
 		Orderer: r.orderer, Meta: r.meta,
 	}
 	if r.order != nil {

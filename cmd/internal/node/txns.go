@@ -178,11 +178,13 @@ func (s *stores) serveRelease(_ context.Context, _ raftid.StoreID, payload []byt
 	reply(nil, err)
 }
 
-// lockLimits are the times of locks in ticks: a few seconds, however long a tick is.
-func lockLimits(tick time.Duration) region.Limits {
+// lockLimits are the times of locks in ticks: seconds, however long a tick is. A lock lasts for longer
+// than a request may take: whoever evaluates under it for long must find it still there, and where
+// its coordinator has gone it ends at once.
+func lockLimits(tick, request time.Duration) region.Limits {
 	ticks := func(d time.Duration) int { return max(1, int(d/tick)) }
 	return region.Limits{
-		LockTicksMax: ticks(3 * time.Second), LockWaitTicksMax: ticks(5 * time.Second),
+		LockTicksMax: ticks(request + time.Second), LockWaitTicksMax: ticks(5 * time.Second),
 		AbortTicks: ticks(2 * time.Second), StandBackTicks: ticks(300 * time.Millisecond),
 	}
 }

@@ -169,7 +169,7 @@ func checkSum(ctx context.Context, t *testing.T, n *testNode, rev int64) {
 // etcd's error and no effect, and leaves nothing locked.
 func TestTooLargeForARegion(t *testing.T) {
 	c := newCluster(t, 1, splitAt("m"))
-	limits := lockLimits(100 * time.Millisecond)
+	limits := lockLimits(100*time.Millisecond, 7*time.Second)
 	limits.PrepareBytesMax = 2000
 	c.tune.limits = &limits
 	c.start(c.nodes...)
@@ -202,7 +202,7 @@ func TestTooLargeForARegion(t *testing.T) {
 // and what a store that went away had locked is free at once, not only when its locks run out.
 func TestLocksOfALostCoordinator(t *testing.T) {
 	c := newCluster(t, 3, splitAt("m"))
-	limits := lockLimits(50 * time.Millisecond)
+	limits := lockLimits(50*time.Millisecond, 7*time.Second)
 	limits.LockTicksMax, limits.LockWaitTicksMax = 1<<30, 1<<30
 	c.tune.limits = &limits
 	c.start(c.nodes...)
