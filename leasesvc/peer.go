@@ -10,8 +10,9 @@ import (
 	"braid/raftstore/raftid"
 )
 
-// Questions to another node travel in batches, one at a time: what comes while one is on its way
-// makes the next. So ten thousand renewals a second cost a few hundred messages.
+// Questions to another node travel in batches, one at a time and no more often than batchEvery: what
+// comes meanwhile makes the next. So ten thousand renewals a second cost a few hundred messages, also
+// where an answer takes less time than the next question. One that comes after a pause goes at once.
 
 // batchMax bounds the questions of a batch, waitingMax those that wait for one; more are turned away
 // and come again after a pause.
@@ -20,6 +21,9 @@ const (
 	waitingMax = 64 << 10
 	// callTimeout bounds a batch, so that a node that is cut off does not hold up what comes later.
 	callTimeout = 2 * time.Second
+	// batchEvery is what a renewal may wait for others that go the same way: nothing to a lease of
+	// seconds.
+	batchEvery = 5 * time.Millisecond
 )
 
 type peers struct {
@@ -76,6 +80,8 @@ func (p *peers) ask(ctx context.Context, to raftid.StoreID, q request) answer {
 
 // send sends batches until nothing waits.
 func (p *peers) send(to raftid.StoreID, q *peer) {
+	tick := time.NewTicker(batchEvery)
+	defer tick.Stop()
 	for {
 		q.mu.Lock()
 		batch := q.waiting[:min(len(q.waiting), batchMax)]
@@ -100,6 +106,10 @@ func (p *peers) send(to raftid.StoreID, q *peer) {
 			} else {
 				a.done <- answers[i]
 			}
+		}
+		select {
+		case <-tick.C:
+		case <-p.s.ctx.Done(): // what waits is told by that
 		}
 	}
 }
