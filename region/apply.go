@@ -276,6 +276,7 @@ func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, subs [
 		if err := batch.Put(&v); err != nil {
 			return fmt.Errorf("applying revision %d: %w", rev, err)
 		}
+		r.ev.recent.note(&v)
 		if f.Detach != 0 {
 			if err := batch.Detach(f.Detach, f.Key); err != nil {
 				return fmt.Errorf("applying revision %d: %w", rev, err)

@@ -61,6 +61,7 @@ type evaluator struct {
 	whole bool // without that limit: the run is beside the group
 
 	leases leaseState
+	recent recentTerm
 
 	cmd   *command
 	path  []bool
@@ -215,7 +216,21 @@ func (e *evaluator) get(key []byte) (pending, bool) {
 	if !e.visit(v.Value) || !ok || v.Tombstone() {
 		return pending{}, false
 	}
+	e.recent.note(&v)
 	return ofVersion(&v), true
+}
+
+// look is get without the value, for those who do not need it.
+func (e *evaluator) look(key []byte) (pending, bool) {
+	if e.ov.get(key) == nil {
+		if p, ok := e.recent.get(key); ok {
+			if !e.visit(nil) || p.tombstone() {
+				return pending{}, false
+			}
+			return p, true
+		}
+	}
+	return e.get(key)
 }
 
 func ofVersion(v *mvcc.Version) pending {

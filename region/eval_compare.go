@@ -65,7 +65,11 @@ func (e *evaluator) compareToPath(txn *pb.TxnRequest) bool {
 // compared as one key whose numbers are 0, and never satisfies a compare of values.
 func (e *evaluator) compare(c *pb.Compare) tri {
 	if _, single := spanOf(c.GetKey(), c.GetRangeEnd()); single {
-		p, ok := e.get(c.GetKey())
+		read := e.look
+		if c.GetTarget() == pb.Compare_VALUE {
+			read = e.get
+		}
+		p, ok := read(c.GetKey())
 		if !ok && c.GetTarget() == pb.Compare_VALUE {
 			return no
 		}

@@ -15,7 +15,7 @@ func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
 		}
 	}
 	if r.GetIgnoreValue() || r.GetIgnoreLease() {
-		if _, ok := e.get(r.GetKey()); !ok {
+		if _, ok := e.look(r.GetKey()); !ok {
 			return regionpb.ErrorOf(regionpb.KeyNotFound)
 		}
 	}
@@ -24,7 +24,11 @@ func (e *evaluator) checkPut(r *pb.PutRequest) *regionpb.Error {
 
 // put runs a put and fills in resp.
 func (e *evaluator) put(r *pb.PutRequest, resp *pb.PutResponse) {
-	prev, exists := e.get(r.GetKey())
+	read := e.look
+	if r.GetPrevKv() || r.GetIgnoreValue() {
+		read = e.get
+	}
+	prev, exists := read(r.GetKey())
 	if e.stopped() {
 		return
 	}

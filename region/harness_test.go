@@ -202,7 +202,7 @@ func newHost(id raftid.ReplicaID, desc pdpb.Descriptor, change func(*Config)) *h
 	must(b.Commit())
 	must(b.Close())
 	h.store.Flush()
-	h.cfg = Config{Replica: id, Store: raftid.StoreID(9 + id)}
+	h.cfg = Config{Replica: id, Store: raftid.StoreID(9 + id), Recent: NewRecent(5)}
 	if change != nil {
 		change(&h.cfg)
 	}

@@ -126,6 +126,7 @@ type Observer struct {
 // The zero value drops none.
 type Mutants struct {
 	EvalEarly        bool // E2: evaluate before the entry that opens the term is applied
+	RecentStays      bool // E2: a leader believes what it remembers of its earlier terms
 	Forward          bool // E1: propose at the next call instead of in one step, and take entries meant for another place
 	CommitFromItem   bool // O1: apply an item by its index alone
 	SealUncommitted  bool // P4: report seals that are not committed
@@ -193,6 +194,8 @@ type Config struct {
 	// Orderer and Meta make it the one group of a single-group store; optional.
 	Orderer Orderer
 	Meta    MetaMachine
+	// Recent is the store's table of newest versions; optional.
+	Recent *Recent
 	// Wake asks the group's worker to call Work soon. Any goroutine; must not block.
 	Wake func()
 	// Abort asks pd to abort an attempt whose decision does not come (T6); optional. The group's

@@ -133,6 +133,7 @@ func (r *Replica) adopt(p Position) error {
 	r.pos = p
 	r.in.Reset(&p)
 	r.ov.reset()
+	r.ev.recent = recentTerm{}
 	r.loaded = false
 	// Whoever wrote the floor was complete through it, which may be above the region's own newest
 	// revision: without it a current read would fail as compacted until the stream is back (B7).
@@ -279,11 +280,16 @@ func (r *Replica) setRole(role raftstore.Role) {
 	if !role.Leading || role.Term != was.Term {
 		r.endLeases()
 		r.ov.reset()
+		r.ev.recent = recentTerm{}
 		r.refuseTxns(&regionpb.Error{Code: regionpb.NotLeader, Leader: r.storeOf(role.Leader)})
 	}
 	if role.Leading && (!was.Leading || role.Term != was.Term) {
 		r.sealed = r.in.SealedInLog()
 		r.idle = 0
+		r.ev.recent = r.cfg.Recent.begin()
+		if r.cfg.Mutants.RecentStays {
+			r.ev.recent.term = 0
+		}
 	}
 	hint := r.storeOf(role.Leader)
 	if !role.Leading {

@@ -37,6 +37,7 @@ type regions struct {
 	orderer region.Orderer
 	meta    region.MetaMachine
 	abandon func(pdpb.AttemptID) // nil in single-group mode
+	recent  *region.Recent
 
 	// Owned by reconcileLoop.
 	compared   bool // the split keys
@@ -75,8 +76,11 @@ func (h *hosted) Leading() bool {
 	return here
 }
 
+// recentKeys is how many keys' newest versions the leaders of a store remember: about 16 MiB.
+const recentKeys = 64 << 10
+
 func newRegions(n *Node) *regions {
-	r := &regions{node: n, handedOver: map[pdpb.RegionID]bool{}, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
+	r := &regions{node: n, handedOver: map[pdpb.RegionID]bool{}, ready: make(chan struct{}), changed: make(chan struct{}, 1), recent: region.NewRecent(recentKeys)}
 	r.mu.byID = map[pdpb.RegionID]*hosted{}
 	r.mu.open = true
 	r.gc.init(r)
@@ -147,7 +151,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 		Store: n.self, Replica: self, Life: n.identity.Starts, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
 		Stalled: n.engine.Stalled, SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
 		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs)*time.Millisecond, n.requestTimeout()),
-		Orderer: r.orderer, Meta: r.meta,
+		Orderer: r.orderer, Meta: r.meta, Recent: r.recent,
 	}
 	if r.order != nil {
 		cfg.Order = r.order

@@ -44,6 +44,8 @@ type Mutant struct {
 var Mutants = []Mutant{
 	{"evalearly", "E2", "", []string{"evaluated on another state", "a sequential store"},
 		func(m *mutants) { m.region.EvalEarly = true }},
+	{"recentstays", "E2", "transfer", []string{"evaluated on another state", "follows version", "a sequential store"},
+		func(m *mutants) { m.region.RecentStays = true }},
 	{"forward", "E1", "transfer", []string{"evaluated on another state", "follows version", "a sequential store", "a revision that was never given", "this replica counts"},
 		func(m *mutants) { m.region.Forward, m.raft.Forward = true, true }},
 	{"commitfromitem", "O1", "partition", []string{"I6", "I3", "I8", "this replica counts"},

@@ -28,6 +28,7 @@ type store struct {
 	id     raftid.StoreID
 	disk   *raftstore.MemDisk
 	engine *mvcc.MemStore
+	recent *region.Recent // of this life
 	life   uint64
 
 	up      bool
@@ -86,6 +87,7 @@ func (s *store) start() error {
 	s.calls = map[uint64]func([]byte, error){}
 	s.collected = map[pdpb.RegionID]mvcc.Revision{}
 	s.doomed, s.ackFloor = 0, order.NoFloor
+	s.recent = region.NewRecent(6)
 	s.openHub()
 	s.openLeases()
 	if s.w.aim.oneGroup {
@@ -217,6 +219,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 		Limits:      limits,
 		SharedFsync: s.w.mut.sharedFsync || len(s.w.stores) == 1,
 		Snapshots:   backend{s, d.Span},
+		Recent:      s.recent,
 		Observer: region.Observer{Applied: func(index, term uint64, it *pdpb.Item, e *regionpb.Entry, rev mvcc.Revision, void bool) {
 			s.w.check.applied(s, d.ID, index, term, it, e, rev, void)
 		}, Decided: func(it *pdpb.Item, p *regionpb.Prepared, dec pdpb.Decision) {
