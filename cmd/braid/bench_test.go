@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,27 +20,8 @@ import (
 	"braid/cmd/internal/bench"
 	"braid/cmd/internal/bench/compare"
 	"braid/cmd/internal/cluster"
+	"braid/cmd/internal/freeport"
 )
-
-// freePort is a port nobody listened on a moment ago, with a free one above it.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		a, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := a.Addr().(*net.TCPAddr).Port
-		b, err := net.Listen("tcp", (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + 1}).String())
-		a.Close()
-		if err == nil {
-			b.Close()
-			return port
-		}
-	}
-	t.Fatal("no two free ports in a row")
-	return 0
-}
 
 // startStore runs a store of one node and returns its endpoint.
 func startStore(t *testing.T) string {
@@ -52,7 +32,11 @@ func startStore(t *testing.T) string {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	s, err := cluster.Start(t.Context(), cluster.Options{Dir: dir, Nodes: 1, BasePort: freePort(t), Binary: exe, Args: []string{"--region-split-keys=0000000000000500"}, Out: t.Output()})
+	port, err := freeport.Range(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := cluster.Start(t.Context(), cluster.Options{Dir: dir, Nodes: 1, BasePort: port, Binary: exe, Args: []string{"--region-split-keys=0000000000000500"}, Out: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}

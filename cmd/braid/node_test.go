@@ -6,13 +6,14 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"braid/cmd/internal/freeport"
 )
 
 // realNode is the program over the real node, on ports of its own.
@@ -27,17 +28,12 @@ type realNode struct {
 
 func newRealNode(t *testing.T, scheme string, extra ...string) *realNode {
 	t.Helper()
-	var ports [2]int
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-		defer l.Close()
+	port, err := freeport.Range(2)
+	if err != nil {
+		t.Fatal(err)
 	}
-	n := &realNode{t: t, client: fmt.Sprintf("%s://127.0.0.1:%d", scheme, ports[0])}
-	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
+	n := &realNode{t: t, client: fmt.Sprintf("%s://127.0.0.1:%d", scheme, port)}
+	peer := fmt.Sprintf("http://127.0.0.1:%d", port+1)
 	n.args = append([]string{"--data-dir=" + filepath.Join(t.TempDir(), "data"), "--listen-client-urls=" + n.client, "--advertise-client-urls=" + n.client,
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}, extra...)
 	return n

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"braid/cmd/internal/freeport"
 )
 
 // TestMain lets the test binary play the node that a cluster is made of.
@@ -68,30 +70,6 @@ func playNode(args []string) int {
 	}
 }
 
-// freePorts returns the first of n consecutive ports that could be bound a moment ago.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-search:
-	for range 50 {
-		first, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		base := first.Addr().(*net.TCPAddr).Port
-		_ = first.Close()
-		for p := base; p < base+n; p++ {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
-			if err != nil {
-				continue search
-			}
-			_ = l.Close()
-		}
-		return base
-	}
-	t.Fatal("no free ports")
-	return 0
-}
-
 func options(t *testing.T, dir string, args ...string) Options {
 	t.Helper()
 	t.Setenv("CLUSTER_TEST_NODE", "1")
@@ -99,7 +77,11 @@ func options(t *testing.T, dir string, args ...string) Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Options{Dir: dir, Nodes: 2, BasePort: freePorts(t, 4), Binary: bin, Args: args, Out: &strings.Builder{}}
+	port, err := freeport.Range(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Dir: dir, Nodes: 2, BasePort: port, Binary: bin, Args: args, Out: &strings.Builder{}}
 }
 
 func TestStartStopAndAgain(t *testing.T) {

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"braid/cmd/internal/config"
+	"braid/cmd/internal/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,16 +52,13 @@ func newCluster(t *testing.T, size int, change ...func(*config.Config)) *testClu
 	c := &testCluster{t: t, tune: defaultTuning()}
 	c.tune.gcGrace, c.tune.collectEvery = 100*time.Millisecond, 20*time.Millisecond
 	c.tune.refusedFor = 200 * time.Millisecond
-	// A port that the system gives and that nobody listens on afterwards; all are held until all
-	// are known, so that they differ.
+	port, err := freeport.Range(2 * size)
+	if err != nil {
+		t.Fatal(err)
+	}
 	urls := make([]url.URL, 2*size)
 	for i := range urls {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		urls[i] = url.URL{Scheme: "http", Host: l.Addr().String()}
+		urls[i] = url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", port+i)}
 	}
 	initial := types.URLsMap{}
 	for i := range size {

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -309,8 +310,11 @@ func (n *Node) RSS() (int64, error) {
 	return 0, fmt.Errorf("no VmRSS for %s", n.Name)
 }
 
-// FreeAddrs returns n different loopback addresses that nobody listened on a moment ago.
+// FreeAddrs returns n different loopback addresses that nobody listened on a moment ago. Their ports
+// lie below the range of outgoing connections, so that none of those takes the place of a process
+// that is killed and started again.
 func FreeAddrs(n int) ([]string, error) {
+	const lowest, end = 12_000, 32_000
 	addrs := make([]string, 0, n)
 	listeners := make([]net.Listener, 0, n)
 	defer func() {
@@ -318,10 +322,12 @@ func FreeAddrs(n int) ([]string, error) {
 			l.Close()
 		}
 	}()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	for tries := 0; len(addrs) < n; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", lowest+rand.IntN(end-lowest)))
+		if err != nil && tries > 100*n {
 			return nil, err
+		} else if err != nil {
+			continue
 		}
 		listeners = append(listeners, l)
 		addrs = append(addrs, l.Addr().String())

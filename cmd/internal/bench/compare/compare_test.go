@@ -43,13 +43,6 @@ func TestSumMetrics(t *testing.T) {
 	}
 }
 
-func TestFreePorts(t *testing.T) {
-	base, err := freePorts(6)
-	if err != nil || base < portsFrom || base+6 > portsTo {
-		t.Error(base, err)
-	}
-}
-
 func TestTable(t *testing.T) {
 	table := &Table{Runs: []string{"braid bench compare"}}
 	lower := func(v float64) value { return value{name: "cpu", unit: "s", value: v, goal: 0.65} }

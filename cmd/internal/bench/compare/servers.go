@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"braid/cmd/internal/bench"
 	"braid/cmd/internal/cluster"
+	"braid/cmd/internal/freeport"
 )
 
 // Names of systems.
@@ -56,7 +56,7 @@ type servers struct {
 
 // start starts nodes of a system with their data below dir.
 func start(ctx context.Context, sys System, nodes int, dir string, splits []string) (*servers, error) {
-	base, err := freePorts(2 * nodes)
+	base, err := freeport.Range(2 * nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -65,33 +65,6 @@ func start(ctx context.Context, sys System, nodes int, dir string, splits []stri
 		return nil, fmt.Errorf("starting %s: %w", sys.Name, errors.Join(err, os.RemoveAll(dir)))
 	}
 	return s, nil
-}
-
-// Ports are taken from below the range from which systems take those of outgoing connections: a
-// node that is started again must find its ports free.
-const portsFrom, portsTo = 12_000, 32_000
-
-// freePorts returns the first of n ports in a row that nobody listened on a moment ago.
-func freePorts(n int) (base int, err error) {
-	for range 100 {
-		base = portsFrom + rand.IntN(portsTo-portsFrom-n)
-		var held []net.Listener
-		for i := range n {
-			l, lerr := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i))
-			if lerr != nil {
-				err = lerr
-				break
-			}
-			held = append(held, l)
-		}
-		for _, l := range held {
-			_ = l.Close() // nobody had connected
-		}
-		if len(held) == n {
-			return base, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d free ports in a row were found: %w", n, err)
 }
 
 // stop ends the nodes and removes their data; it does its work also when the run was interrupted.
