@@ -80,6 +80,13 @@ func (f *fakeStore) Confirm(context.Context, pdpb.RegionID) (uint64, error) {
 	return 5, f.refuse
 }
 
+// asked is how often a region's term was to be confirmed.
+func (f *fakeStore) asked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.confirms
+}
+
 // newService is a service that leads both regions, with leases 1 to n of a time to live in seconds.
 func newService(f *fakeStore, cfg Config, n int, ttl int64) *Service {
 	cfg.Store, cfg.Cluster = f, f
@@ -241,8 +248,8 @@ func TestConfirmations(t *testing.T) {
 			t.Errorf("renewed by nobody's leader: %v", err)
 		}
 		cancel()
-		if f.confirms < 2 || f.confirms > 20 {
-			t.Errorf("asked %d times in 300 ms", f.confirms)
+		if n := f.asked(); n < 2 || n > 20 {
+			t.Errorf("asked %d times in 300 ms", n)
 		}
 		time.Sleep(time.Second)
 		f.mu.Lock()
@@ -266,8 +273,8 @@ func TestConfirmations(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		// Ten seconds, two regions.
-		if f.confirms < 30 || f.confirms > 44 || waited != 1 {
-			t.Errorf("asked %d times, %d rounds of renewals waited", f.confirms, waited)
+		if n := f.asked(); n < 30 || n > 44 || waited != 1 {
+			t.Errorf("asked %d times, %d rounds of renewals waited", n, waited)
 		}
 	})
 }

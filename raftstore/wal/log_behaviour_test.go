@@ -189,41 +189,41 @@ func TestSharedFsync(t *testing.T) {
 		l.SharedFsync(true)
 		l.SetPriority(1)
 		began := time.Now()
-		acked := 0
-		done := func() { acked++ }
+		var acked atomic.Int32 // the log's timers have no order with what the test reads
+		done := func() { acked.Add(1) }
 		syncs := func() int { return int(l.Stats().Syncs) }
 
 		// The entry waits for the cut that follows it, and both are one sync.
 		l.Group(5).Append(&wal.Record{Entries: one(1, 10), Done: done})
 		l.Group(6).Append(&wal.Record{Entries: one(1, 10), Done: done})
 		synctest.Wait()
-		if acked != 0 || syncs() != 0 {
-			t.Errorf("%d acknowledged, %d syncs before the cut", acked, syncs())
+		if acked.Load() != 0 || syncs() != 0 {
+			t.Errorf("%d acknowledged, %d syncs before the cut", acked.Load(), syncs())
 		}
 		l.Group(1).Append(&wal.Record{Entries: one(1, 10), Done: done})
 		synctest.Wait()
-		if acked != 3 || syncs() != 1 || time.Since(began) != 0 {
-			t.Errorf("%d acknowledged, %d syncs after %v", acked, syncs(), time.Since(began))
+		if acked.Load() != 3 || syncs() != 1 || time.Since(began) != 0 {
+			t.Errorf("%d acknowledged, %d syncs after %v", acked.Load(), syncs(), time.Since(began))
 		}
 
 		// Kick.
 		l.Group(5).Append(&wal.Record{Entries: one(2, 10), Done: done})
 		l.Kick()
 		synctest.Wait()
-		if acked != 4 || time.Since(began) != 0 {
-			t.Errorf("%d acknowledged after %v", acked, time.Since(began))
+		if acked.Load() != 4 || time.Since(began) != 0 {
+			t.Errorf("%d acknowledged after %v", acked.Load(), time.Since(began))
 		}
 
 		// HoldMax.
 		l.Group(5).Append(&wal.Record{Entries: one(3, 10), Done: done})
 		<-time.After(499 * time.Microsecond)
 		synctest.Wait()
-		if acked != 4 {
+		if acked.Load() != 4 {
 			t.Error("acknowledged before HoldMax")
 		}
 		<-time.After(time.Microsecond)
 		synctest.Wait()
-		if acked != 5 {
+		if acked.Load() != 5 {
 			t.Error("not acknowledged after HoldMax")
 		}
 	})
