@@ -49,7 +49,9 @@ func startOf(pid int) (string, error) {
 		if len(f) < 20 {
 			return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(f))
 		}
-		if f[0] == "Z" || f[0] == "X" {
+		// A process whose first thread has gone is a zombie before its other threads have gone, and
+		// until then its ports are in use; the eighteenth field is how many threads there are.
+		if threads := f[17]; f[0] == "X" || f[0] == "Z" && (threads == "0" || threads == "1") {
 			return "", errGone
 		}
 		return f[19], nil
