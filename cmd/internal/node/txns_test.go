@@ -46,7 +46,7 @@ func TestTransfersOverRegions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const transfers, workers = 25, 6
+	const transfers, workers = 15, 6
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
