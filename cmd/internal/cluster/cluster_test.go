@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -12,16 +13,39 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"braid/cmd/internal/freeport"
 )
 
+func init() {
+	if os.Getenv("CLUSTER_TEST_NODE") == "headless" {
+		runtime.LockOSThread() // TestMain runs on the process's first thread
+	}
+}
+
 // TestMain lets the test binary play the node that a cluster is made of.
 func TestMain(m *testing.M) {
-	if os.Getenv("CLUSTER_TEST_NODE") != "" {
+	switch os.Getenv("CLUSTER_TEST_NODE") {
+	case "":
+	case "headless": // a process of which the first thread has gone, which still has its port
+		lis, err := net.Listen("tcp", os.Args[1])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("listening")
+		go func() {
+			defer lis.Close()
+			time.Sleep(time.Minute) // longer than the test needs, so that nothing is left for ever
+			os.Exit(0)
+		}()
+		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
+	default:
 		os.Exit(playNode(os.Args[1:]))
 	}
 	os.Exit(m.Run())
@@ -119,6 +143,74 @@ func TestStartStopAndAgain(t *testing.T) {
 	if s, err = Start(ctx, o); err != nil || len(s.Nodes) != 2 {
 		t.Errorf("starting it again: %v", err)
 	}
+}
+
+// TestHeadless: a process is there for as long as one of its threads is, because its ports are.
+func TestHeadless(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("threads are told apart with /proc only: ", err)
+	}
+	port, err := freeport.Range(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, addr)
+	cmd.Env = append(os.Environ(), "CLUSTER_TEST_NODE=headless")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill() // gone already when the test went well
+		_ = cmd.Wait()         // killed
+	}()
+	h, err := handleOf(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	state := func() string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(b)[strings.LastIndexByte(string(b), ')')+1:])[0]
+	}
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !ok(); runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("in vain waited until %s", what)
+			}
+		}
+	}
+	await("the first thread has gone", func() bool { return state() == "Z" })
+	if l, err := net.Listen("tcp", addr); err == nil {
+		l.Close()
+		t.Fatal("the port is free: this process is no case of what is tested")
+	}
+	if !h.Alive() {
+		t.Error("counts as gone while its port is in use")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await("it has gone", func() bool { return !h.Alive() })
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal("gone, and its port is not free: ", err)
+	}
+	l.Close()
 }
 
 func TestFailedStartIsUndone(t *testing.T) {
