@@ -33,7 +33,8 @@ type recentVersion struct {
 	lease   int64
 }
 
-// NewRecent returns a table of so many keys, at least one: about 250 bytes each.
+// NewRecent returns a table of so many keys, at least one. In memory each takes from 180 bytes, for a
+// key of 16, to 420, for one of 250.
 func NewRecent(keys int) *Recent {
 	versions, err := lru.New[string, recentVersion](keys)
 	if err != nil {

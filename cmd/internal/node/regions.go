@@ -76,7 +76,7 @@ func (h *hosted) Leading() bool {
 	return here
 }
 
-// recentKeys is how many keys' newest versions the leaders of a store remember: about 16 MiB.
+// recentKeys is how many keys' newest versions the leaders of a store remember: 11 to 26 MiB.
 const recentKeys = 64 << 10
 
 func newRegions(n *Node) *regions {
