@@ -352,16 +352,20 @@ func (s *Service) List(ctx context.Context) ([]int64, mvcc.Revision, error) {
 	}
 	type item struct {
 		id   int64
+		home pdpb.RegionID // 0 when there is none
 		ends time.Duration
 	}
 	items := make([]item, len(list))
-	s.mu.Lock()
 	for i, l := range list {
-		items[i] = item{l.ID, math.MaxInt64}
+		items[i] = item{id: l.ID, ends: math.MaxInt64}
 		if d, ok := s.cfg.Store.LeaseHome(l.ID); ok {
-			if ends, ok := s.mu.core.Deadline(d.ID, l.ID); ok {
-				items[i].ends = ends
-			}
+			items[i].home = d.ID
+		}
+	}
+	s.mu.Lock()
+	for i := range items {
+		if ends, ok := s.mu.core.Deadline(items[i].home, items[i].id); ok {
+			items[i].ends = ends
 		}
 	}
 	s.mu.Unlock()

@@ -334,10 +334,12 @@ func (s *Stream) Cancel(ctx context.Context, id int64) error {
 func (s *Stream) Led() bool {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
+	looked := map[*group]bool{nil: true} // watchers that are over have none, and many share one
 	for _, w := range s.watchers {
-		if w.group == nil {
+		if looked[w.group] {
 			continue
 		}
+		looked[w.group] = true
 		for _, src := range w.group.sources {
 			if !src.live.Led() {
 				return false
