@@ -81,6 +81,24 @@ func program(t *testing.T, how string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// startUntil starts a program, returns when it has said something, and gives what else it says; all
+// of it goes into stderr too.
+func startUntil(t *testing.T, cmd *exec.Cmd, stderr io.Writer, words string) io.Reader {
+	t.Helper()
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := io.TeeReader(pipe, stderr)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), words) {
+	}
+	return out
+}
+
 func TestExitStatus(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -159,17 +177,7 @@ func TestSignals(t *testing.T) {
 		cmd := program(t, tc.how)
 		var stdout, stderr strings.Builder
 		cmd.Stdout = &stdout
-		pipe, err := cmd.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out := io.TeeReader(pipe, &stderr)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(out)
-		for lines.Scan() && !strings.Contains(lines.Text(), tc.wait) {
-		}
+		out := startUntil(t, cmd, &stderr, tc.wait)
 		for range 2 { // the second one is an echo
 			if err := cmd.Process.Signal(tc.sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				t.Fatal(err)
@@ -178,7 +186,7 @@ func TestSignals(t *testing.T) {
 		if _, err := io.Copy(io.Discard, out); err != nil {
 			t.Fatal(err)
 		}
-		err = cmd.Wait()
+		err := cmd.Wait()
 		ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
 		if !ok || !ws.Signaled() || ws.Signal() != tc.sig {
 			t.Errorf("%s, %s: ended with %v, want by the signal\n%s", tc.how, tc.sig, err, stderr.String())
@@ -196,17 +204,7 @@ func TestSignals(t *testing.T) {
 func TestSecondSignal(t *testing.T) {
 	cmd := program(t, "hangs")
 	var stderr strings.Builder
-	pipe, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := io.TeeReader(pipe, &stderr)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && !strings.Contains(lines.Text(), "starting") {
-	}
+	out := startUntil(t, cmd, &stderr, "starting")
 	ended := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(io.Discard, out)

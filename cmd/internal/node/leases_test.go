@@ -24,6 +24,21 @@ func errIs(t *testing.T, what string, err, want error) {
 // spread are keys in all regions of shapes.
 var spread = []string{"a", "c", "e", "g", "i", "k", "m", "o", "q", "s", "u", "w", "y"}
 
+// checkEnd looks whether a response has the deletions of these keys at one revision, in this order.
+func checkEnd(t *testing.T, w clientv3.WatchResponse, rev int64, keys []string) {
+	t.Helper()
+	var got []string
+	for _, e := range w.Events {
+		if e.Type != clientv3.EventTypeDelete || e.Kv.ModRevision != rev {
+			t.Errorf("event %v", e)
+		}
+		got = append(got, string(e.Kv.Key))
+	}
+	if !slices.Equal(got, keys) {
+		t.Errorf("the end deleted %v, want %v", got, keys)
+	}
+}
+
 // TestLeaseKeys attaches keys of all regions to leases, moves and detaches some, and ends the leases:
 // each end is one revision, with one event for each key that is still attached, in the order of keys.
 func TestLeaseKeys(t *testing.T) {
@@ -104,17 +119,7 @@ func TestLeaseKeys(t *testing.T) {
 		if err != nil || rv.Header.Revision != before+1 {
 			t.Fatalf("revoke: %v %v, want revision %d", rv, err, before+1)
 		}
-		w := <-wch
-		var got []string
-		for _, e := range w.Events {
-			if e.Type != clientv3.EventTypeDelete || e.Kv.ModRevision != before+1 {
-				t.Errorf("event %v", e)
-			}
-			got = append(got, string(e.Kv.Key))
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("the end deleted %v, want %v", got, want)
-		}
+		checkEnd(t, <-wch, before+1, want)
 		if ttl, keys := keysOf(c.nodes[0], 7); ttl != -1 || keys != nil {
 			t.Errorf("ended lease has %d s and %v", ttl, keys)
 		}
@@ -247,17 +252,7 @@ func TestLeasesExpireTogether(t *testing.T) {
 	if err := r.LeaseExpire(ctx, ids, status.Term); err != nil {
 		t.Fatal(err)
 	}
-	w := <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+2))
-	var got []string
-	for _, e := range w.Events {
-		if e.Type != clientv3.EventTypeDelete || e.Kv.ModRevision != before+2 {
-			t.Errorf("event %v", e)
-		}
-		got = append(got, string(e.Kv.Key))
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("the end deleted %v, want %v", got, want)
-	}
+	checkEnd(t, <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+2)), before+2, want)
 	if ls, err := n.client().Leases(ctx); err != nil || len(ls.Leases) != 0 {
 		t.Errorf("leases: %v %v", ls, err)
 	}

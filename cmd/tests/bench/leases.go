@@ -47,22 +47,11 @@ func compareKeepAlives(ctx context.Context, o options, programs []program) (stri
 	out.WriteString("| | keepalives/s | server CPU s per 1,000 | p50 | p99 |\n|---|---|---|---|---|\n")
 	cpu := func(s renewals) float64 { return s.cpuSecondsPer1k }
 	for _, p := range programs {
-		cell := func(format string, of func(renewals) float64) string {
-			var v []float64
-			for _, s := range samples[p.name] {
-				v = append(v, of(s))
-			}
-			return fmt.Sprintf(format+" ("+format+"–"+format+")", middle(v), slices.Min(v), slices.Max(v))
-		}
+		cell := func(format string, of func(renewals) float64) string { return cellOf(samples[p.name], format, of) }
 		fmt.Fprintf(&out, "| %s | %s | %s | %s ms | %s ms |\n", p.name, cell("%.0f", func(s renewals) float64 { return s.perSecond }), cell("%.4f", cpu),
 			cell("%.2f", func(s renewals) float64 { return s.p50.Seconds() * 1000 }), cell("%.2f", func(s renewals) float64 { return s.p99.Seconds() * 1000 }))
 	}
 	return out.String(), nil
-}
-
-func middle(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
 // keepAlives runs one round on a fresh cluster.

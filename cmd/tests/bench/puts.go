@@ -49,10 +49,7 @@ func comparePuts(ctx context.Context, o options, programs []program) (string, er
 	out.WriteString("| | puts/s | syncs per put and node | CPU s per 1,000 puts | p50 | p99 |\n|---|---|---|---|---|---|\n")
 	for _, p := range programs {
 		all := samples[p.name]
-		cell := func(format string, of func(sample) float64) string {
-			least, most := extremes(all, of)
-			return fmt.Sprintf(format+" ("+format+"–"+format+")", median(all, of), least, most)
-		}
+		cell := func(format string, of func(sample) float64) string { return cellOf(all, format, of) }
 		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s ms | %s ms |\n", p.name,
 			cell("%.0f", func(s sample) float64 { return s.putsPerSecond }),
 			cell("%.3f", func(s sample) float64 { return s.syncsPerPut }),
@@ -68,24 +65,23 @@ func comparePuts(ctx context.Context, o options, programs []program) (string, er
 	return out.String(), nil
 }
 
-func median(samples []sample, of func(sample) float64) float64 {
-	var values []float64
-	for _, s := range samples {
-		values = append(values, of(s))
-	}
-	slices.Sort(values)
-	if n := len(values); n%2 == 0 {
-		return (values[n/2-1] + values[n/2]) / 2
-	}
-	return values[len(values)/2]
+// cellOf is a cell of a table: the median of the rounds, their least and their most.
+func cellOf[S any](samples []S, format string, of func(S) float64) string {
+	v := sorted(samples, of)
+	return fmt.Sprintf(format+" ("+format+"–"+format+")", median(samples, of), v[0], v[len(v)-1])
 }
 
-func extremes(samples []sample, of func(sample) float64) (least, most float64) {
-	least, most = of(samples[0]), of(samples[0])
-	for _, s := range samples[1:] {
-		least, most = min(least, of(s)), max(most, of(s))
+func median[S any](samples []S, of func(S) float64) float64 {
+	v := sorted(samples, of)
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+func sorted[S any](samples []S, of func(S) float64) (v []float64) {
+	for _, s := range samples {
+		v = append(v, of(s))
 	}
-	return least, most
+	slices.Sort(v)
+	return v
 }
 
 // usage is the servers' counters at a moment.
