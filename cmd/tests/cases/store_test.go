@@ -113,6 +113,19 @@ func dial(t *testing.T, endpoint string, opts ...grpc.DialOption) *grpc.ClientCo
 	return conn
 }
 
+// revive starts a node that was killed and waits until the test's connection to it is up again: gRPC
+// lets longer and longer pauses pass between its attempts to reach a node that is away.
+func (s *store) revive(node int) {
+	s.t.Helper()
+	if err := s.Nodes[node].Start(within(s.t, 30*time.Second)); err != nil {
+		s.t.Fatal(err)
+	}
+	s.conns[node].ResetConnectBackoff()
+	if _, err := s.kv(node).Range(within(s.t, 30*time.Second), &pb.RangeRequest{Key: []byte("a"), CountOnly: true}, grpc.WaitForReady(true)); err != nil {
+		s.t.Fatalf("node %d is back and does not answer: %v", node, err)
+	}
+}
+
 // kv speaks to a node without retries and with answers of any size.
 func (s *store) kv(node int) pb.KVClient { return pb.NewKVClient(s.conns[node]) }
 
