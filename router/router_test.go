@@ -182,6 +182,7 @@ func TestRetries(t *testing.T) {
 		{fmt.Errorf("queue full: %w", router.ErrNotSent), true, nil},
 		{regionpb.ErrorOf(regionpb.Unknown), false, regionpb.ErrorOf(regionpb.Unknown)},
 		{regionpb.ErrorOf(regionpb.TooManyRequests), false, regionpb.ErrorOf(regionpb.TooManyRequests)},
+		{fmt.Errorf("%w: a connection takes less", regionpb.ErrorOf(regionpb.TooLarge)), false, regionpb.ErrorOf(regionpb.TooLarge)},
 		{regionpb.ErrorOf(regionpb.KeyNotFound), false, regionpb.ErrorOf(regionpb.KeyNotFound)},
 		{regionpb.ErrorOf(regionpb.LeaseNotFound), false, regionpb.ErrorOf(regionpb.LeaseNotFound)},
 		{broken, false, router.ErrUnknownOutcome},

@@ -55,7 +55,8 @@ var (
 	ErrLost        = errors.New("transport: the connection broke before the answer came")
 	ErrOverloaded  = errors.New("transport: too many requests")
 	ErrRefused     = errors.New("transport: the store refused the request")
-	ErrTooLarge    = errors.New("transport: the message is too large")
+	// ErrTooLarge is final: the message will not fit into a later connection either.
+	ErrTooLarge = errors.New("transport: the message is too large")
 )
 
 // Call sends a request and waits for its reply, the context's end or the connection's. The error
@@ -152,10 +153,10 @@ func (q *callQueue) start(c *call) error {
 	defer q.mu.Unlock()
 	n := len(c.payload) + itemOverhead
 	switch {
+	case n >= maxMessageBytes:
+		return ErrTooLarge // now and whenever it is tried
 	case !q.up || q.silent:
 		return ErrUnavailable
-	case n >= maxMessageBytes:
-		return ErrTooLarge
 	case q.bytes+n > q.limit && q.bytes > 0:
 		return ErrOverloaded
 	}

@@ -44,3 +44,20 @@ func TestSilentPeer(t *testing.T) {
 		t.Errorf("%q, %v", again.reply, again.err)
 	}
 }
+
+// TestCallTooLarge: a call that fits into no message has an end of its own whether or not the peer is
+// there, so that it is not taken for one that may be sent again; the largest that fits is taken.
+func TestCallTooLarge(t *testing.T) {
+	payload := make([]byte, maxMessageBytes-itemOverhead) // never touched
+	for _, up := range []bool{false, true} {
+		q := newCallQueue(1 << 20)
+		q.setUp(up)
+		if err := q.start(&call{payload: payload, done: make(chan struct{})}); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("up %v: %v", up, err)
+		}
+		err := q.start(&call{payload: payload[1:], done: make(chan struct{})})
+		if up && err != nil || !up && !errors.Is(err, ErrUnavailable) {
+			t.Errorf("one byte less, up %v: %v", up, err)
+		}
+	}
+}

@@ -96,7 +96,7 @@ const (
 	// Attempts over several regions, certainly not executed.
 	LockLost // the leader of the lock's term does not hold it any more (T1); not prepared
 	Aborted  // the attempt was aborted
-	TooLarge // its part here is larger than a region takes
+	TooLarge // larger than a region or a connection takes; certainly not executed, and final
 	// Leases.
 	LeaseExists        // a result of evaluation, recorded in the order
 	LeaseNotRegistered // Lease is not registered here; Token is for the next try (L3); not executed

@@ -108,13 +108,20 @@ func (s *stores) learn(id pdpb.RegionID, err error) {
 // call is a call of the transport with the router's notion of what was not sent.
 func (s *stores) call(ctx context.Context, to raftid.StoreID, m transport.Method, payload []byte) ([]byte, error) {
 	data, err := s.node.net.Call(ctx, to, m, payload)
-	if err != nil {
-		var ce *transport.CallError
-		if errors.As(err, &ce) && !ce.Sent {
-			return nil, fmt.Errorf("%w: %w", router.ErrNotSent, err)
-		}
+	return data, callError(err)
+}
+
+// callError says of a call that was not sent that it may be sent again, unless it is larger than any
+// connection takes: that will not change, so it is the region's refusal, and the client's answer.
+func callError(err error) error {
+	var ce *transport.CallError
+	switch {
+	case !errors.As(err, &ce) || ce.Sent:
+		return err
+	case errors.Is(err, transport.ErrTooLarge):
+		return fmt.Errorf("%w: %w", regionpb.ErrorOf(regionpb.TooLarge), err)
 	}
-	return data, err
+	return fmt.Errorf("%w: %w", router.ErrNotSent, err)
 }
 
 type outcome struct {
