@@ -259,3 +259,36 @@ func TestStalledEngineIsWaitedForBesideTheGroup(t *testing.T) {
 		t.Fatalf("%d answers: %v, %v", put.n, put.err, l.fatal)
 	}
 }
+
+// TestCommandTooLargeForAnEntry: a command whose changes would fit into no message to a follower is
+// refused for good, evaluated beside the group or in a turn, and leaves nothing behind.
+func TestCommandTooLargeForAnEntry(t *testing.T) {
+	for _, detached := range []bool{false, true} {
+		t.Run(fmt.Sprint(detached), func(t *testing.T) {
+			l := newLone(t, func(c *Config) {
+				c.Limits.CommandBytesMax = 200
+				if !detached {
+					c.Limits.TurnKeysMax = 1000
+				}
+			})
+			l.load(60)
+			last, before := l.log.LastIndex(), l.detached
+			del := l.write(deleteAll())
+			l.settle()
+			if del.n != 1 || !errors.Is(del.err, regionpb.ErrorOf(regionpb.TooLarge)) || l.log.LastIndex() != last {
+				t.Fatalf("%d answers: %v, %v; the log went from %d to %d", del.n, del.resp, del.err, last, l.log.LastIndex())
+			}
+			if got := l.detached > before; got != detached {
+				t.Fatalf("evaluated beside the group: %v", got)
+			}
+			// The size of an answer does not count, and the keys are all there.
+			get := l.write(&pb.TxnRequest{Success: []*pb.RequestOp{rangeOp(&pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}), putOp(&pb.PutRequest{Key: []byte("k000")})}})
+			for range 3 {
+				l.settle()
+			}
+			if get.n != 1 || get.err != nil || get.resp.Responses[0].GetResponseRange().Count != 60 {
+				t.Fatalf("%d answers to the read: %v, %v", get.n, get.resp, get.err)
+			}
+		})
+	}
+}

@@ -77,10 +77,28 @@ func (s *leaseState) valid(lease int64) bool {
 func (r *Replica) evaluate(c *command, w *Write) (verdict, error) {
 	r.ev.leases.tokens, r.ev.leases.missing = w.Tokens, false
 	r.ev.leases.oneSpan, r.ev.leases.attachFirst = r.cfg.Mutants.LeaseOneSpan, r.cfg.Mutants.LeaseAttachFirst
+	var v verdict
+	var err error
 	if w.Lease != nil {
-		return r.ev.runLease(c, w.Lease)
+		v, err = r.ev.runLease(c, w.Lease)
+	} else {
+		v, err = r.ev.run(c, w.Txn)
 	}
-	return r.ev.run(c, w.Txn)
+	if v == evaluated && err == nil && c.bytes > r.lim.CommandBytesMax && c.changes() > r.lim.CommandBytesMax {
+		c.fault, v = regionpb.ErrorOf(regionpb.TooLarge), refusal
+	}
+	return v, err
+}
+
+// changes is what the command takes in its entry, in bytes.
+func (c *command) changes() (n int) {
+	for i := range c.effects {
+		n += c.effects[i].Size()
+	}
+	for i := range c.records {
+		n += len(c.records[i].Key.At) + len(c.records[i].Value) + 16
+	}
+	return n
 }
 
 // record returns a record of the system space as the command sees it; nil when there is none.

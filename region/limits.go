@@ -15,6 +15,10 @@ type Limits struct {
 	// entry of its own.
 	EntryCommandsMax int
 	EntryBytesMax    int
+	// CommandBytesMax bounds what one command changes: a larger one is refused for good (TooLarge), since
+	// its entry would fit into no message to a follower, and nothing after it would ever be committed.
+	// Below the transport's 256 MiB by more than the rest of an entry.
+	CommandBytesMax int
 	// PipelineCommandsMin is how many commands must wait for a leader to propose an entry while an
 	// earlier one is not committed. Fewer wait for that: the round under way is the batch window of
 	// the next one, because what a round costs hardly depends on what it carries.
@@ -67,7 +71,7 @@ var (
 	DefaultLimits = Limits{
 		QueueCountMax: 16 << 10, QueueBytesMax: 64 << 20,
 		InflightEntriesMax: 1 << 10, InflightBytesMax: 64 << 20,
-		EntryCommandsMax: 512, EntryBytesMax: 512 << 10,
+		EntryCommandsMax: 512, EntryBytesMax: 512 << 10, CommandBytesMax: 192 << 20,
 		PipelineCommandsMin: 128, TurnKeysMax: 16 << 10, TurnBytesMax: 1 << 20, ProposalsMax: 8, SealsMax: 64, SealDelayTicks: 3,
 		ApplyBytesMax: 4 << 20, WindowBytesMax: 32 << 20, ItemsMax: 64 << 10,
 		LocksMax: 4096, LockTicksMax: 30, LockWaitTicksMax: 50, AbortTicks: 20, StandBackTicks: 3, PrepareBytesMax: 64 << 20, PreparedBytesMax: 64 << 20,
@@ -76,7 +80,7 @@ var (
 	TinyLimits = Limits{
 		QueueCountMax: 8, QueueBytesMax: 4 << 10,
 		InflightEntriesMax: 3, InflightBytesMax: 4 << 10,
-		EntryCommandsMax: 3, EntryBytesMax: 256,
+		EntryCommandsMax: 3, EntryBytesMax: 256, CommandBytesMax: 4 << 10,
 		PipelineCommandsMin: 2, TurnKeysMax: 24, TurnBytesMax: 512, ProposalsMax: 1, SealsMax: 2, SealDelayTicks: 1,
 		ApplyBytesMax: 128, WindowBytesMax: 256, ItemsMax: 4,
 		LocksMax: 4, LockTicksMax: 8, LockWaitTicksMax: 20, AbortTicks: 6, StandBackTicks: 2, PrepareBytesMax: 4 << 10, PreparedBytesMax: 256,
@@ -90,7 +94,7 @@ func (l Limits) withDefaults() Limits {
 	for _, f := range [...]struct{ v, def *int }{
 		{&l.QueueCountMax, &d.QueueCountMax}, {&l.QueueBytesMax, &d.QueueBytesMax},
 		{&l.InflightEntriesMax, &d.InflightEntriesMax}, {&l.InflightBytesMax, &d.InflightBytesMax},
-		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax},
+		{&l.EntryCommandsMax, &d.EntryCommandsMax}, {&l.EntryBytesMax, &d.EntryBytesMax}, {&l.CommandBytesMax, &d.CommandBytesMax},
 		{&l.PipelineCommandsMin, &d.PipelineCommandsMin}, {&l.TurnKeysMax, &d.TurnKeysMax}, {&l.TurnBytesMax, &d.TurnBytesMax},
 		{&l.ProposalsMax, &d.ProposalsMax}, {&l.SealsMax, &d.SealsMax}, {&l.SealDelayTicks, &d.SealDelayTicks},
 		{&l.ApplyBytesMax, &d.ApplyBytesMax}, {&l.WindowBytesMax, &d.WindowBytesMax}, {&l.ItemsMax, &d.ItemsMax},
