@@ -54,7 +54,7 @@ type Limits struct {
 	// AbortTicks is how long a prepared attempt waits for its decision before this region asks pd
 	// for an abort, and between repetitions (T6).
 	AbortTicks int
-	// StandBackTicks is how long a command stands back for attempts that wait for locks.
+	// StandBackTicks is how long a command stands back for attempts that wait for locks and came after it.
 	StandBackTicks int
 	// PrepareBytesMax bounds one attempt's part here: a larger one is refused for good (TooLarge). It
 	// is one entry, and it is in the position, which is written with every batch, until it is decided.

@@ -24,8 +24,9 @@ import (
 // that lock all regions at the same time are refused where they would wait for another attempt, or
 // for a command that waits for one. So nobody waits in a circle. Commands of a single region
 // take no locks: they wait while they conflict with a holder, or with a waiter, so that a stream
-// of them cannot keep a waiter out; one that has waited long no longer stands back for waiters,
-// and waiters stand back for it, so that a stream of attempts cannot keep it out either.
+// of them cannot keep a waiter out; one that has waited long stands back no longer for waiters that
+// came after it, and they stand back for it, so that a stream of attempts cannot keep it out either.
+// Among waiters and such commands the order is one (see before), so that this makes no circle.
 //
 // A lock that is only granted is volatile: it ends with the term, with a higher fence (F3), when
 // its coordinator gives it up, its coordinator's store falls silent, or after a while. Once its prepare is applied it is in
@@ -55,6 +56,7 @@ type lock struct {
 	state   lockState
 	id      regionpb.LockID
 	ticks   int  // in this state
+	since   int  // the owner's clock when it was asked for
 	now     bool // refused rather than made to wait for others
 	reply   func(regionpb.LockID, error)
 }
@@ -126,8 +128,11 @@ type grantRules struct {
 	// inFlight says of spans that something that was evaluated before is not numbered yet: what an
 	// attempt reads under its locks must be what all of it leaves behind. It ends by itself.
 	inFlight func([]regionpb.LockSpan) bool
-	// goesFirst says that a command that has waited long, maybe for another attempt, must go first.
-	goesFirst func([]regionpb.LockSpan) bool
+	// goesFirst says that a command that has waited long, maybe for another attempt, must go before
+	// the n-th waiter.
+	goesFirst func(spans []regionpb.LockSpan, n int) bool
+	// anyAge is the mutant without an order among those that wait.
+	anyAge bool
 }
 
 // grant returns the waiters that got their locks, and those that left because they must not wait
@@ -135,11 +140,14 @@ type grantRules struct {
 func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
-		spans := w.spans
-		others := t.inFront(spans, i) // and the keys of its leases need not be looked up
+		spans, older := w.spans, i
+		if rules.anyAge {
+			older = 0
+		}
+		others := t.inFront(spans, older) // and the keys of its leases need not be looked up
 		if !others {
 			spans = rules.withKeys(spans)
-			others = len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], i) || rules.goesFirst(spans)
+			others = len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], older) || rules.goesFirst(spans, i)
 		}
 		if others && w.now {
 			t.waiting = slices.Delete(t.waiting, i, i+1)
@@ -160,6 +168,18 @@ func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 		granted = append(granted, w)
 	}
 	return granted, refused
+}
+
+// before returns how many waiters go before a command that came at a time and has waited long: those
+// that came before it, and for their sake whoever goes before them, so that it does not wait for one
+// that waits for another that waits for it.
+func (t *lockTable) before(since int) int {
+	for i := len(t.waiting) - 1; i >= 0; i-- {
+		if t.waiting[i].since < since {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // inFront says whether spans conflict with a holder or with one of the first n waiters.

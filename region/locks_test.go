@@ -37,7 +37,9 @@ func TestLocks(t *testing.T) {
 		conflicts := func(with *[]regionpb.LockSpan) func([]regionpb.LockSpan) bool {
 			return func(s []regionpb.LockSpan) bool { set := newSpanSet(*with); return set.conflicts(s) }
 		}
-		rules := grantRules{withKeys: func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, inFlight: conflicts(&pending), goesFirst: conflicts(&aged)}
+		agedSince := 0
+		rules := grantRules{withKeys: func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, inFlight: conflicts(&pending),
+			goesFirst: func(s []regionpb.LockSpan, n int) bool { return conflicts(&aged)(s) && table.before(agedSince) <= n }}
 		lim := TinyLimits
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			out := ""
@@ -60,7 +62,7 @@ func TestLocks(t *testing.T) {
 					out += fmt.Sprintf("refused t%d\n", l.attempt)
 				}
 			case "lock":
-				l := &lock{attempt: attempt("t"), age: attempt("age"), spans: parseSpans(t, strings.Fields(d.Input)), now: d.HasArg("now")}
+				l := &lock{attempt: attempt("t"), age: attempt("age"), spans: parseSpans(t, strings.Fields(d.Input)), now: d.HasArg("now"), since: int(attempt("at"))}
 				if l.age == 0 {
 					l.age = l.attempt
 				}
@@ -69,7 +71,8 @@ func TestLocks(t *testing.T) {
 				}
 			case "pending": // what is evaluated and not applied
 				pending = parseSpans(t, strings.Fields(d.Input))
-			case "aged": // what a command touches that has waited long
+			case "aged": // what a command touches that has waited long, and since when
+				agedSince = int(attempt("at"))
 				aged = parseSpans(t, strings.Fields(d.Input))
 			case "prepare": // proposed, applied
 				table.find(attempt("t")).state = lockPrepared
@@ -90,7 +93,7 @@ func TestLocks(t *testing.T) {
 			case "command": // must a command of one region wait?
 				n := len(table.waiting)
 				if d.HasArg("aged") {
-					n = 0
+					n = table.before(int(attempt("at")))
 				}
 				return fmt.Sprintf("waits: %v\n", table.inFront(parseSpans(t, strings.Fields(d.Input)), n))
 			default:

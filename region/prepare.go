@@ -153,7 +153,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	for _, p := range prepares {
 		r.txns = append(r.txns, txnRequest{prepare: p}) // no room in flight, or the role is about to change
 	}
-	granted, refused := r.locks.grant(grantRules{withKeys: r.ev.withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst})
+	granted, refused := r.locks.grant(grantRules{withKeys: r.ev.withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst, anyAge: r.cfg.Mutants.LocksAnyAge})
 	for _, l := range refused {
 		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy))
 	}
@@ -187,7 +187,7 @@ func (r *Replica) takeLock(q *Lock) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
-	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, spans: q.Spans, now: q.Now, reply: q.Reply}) {
+	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, since: r.clock, spans: q.Spans, now: q.Now, reply: q.Reply}) {
 		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 }
@@ -213,6 +213,9 @@ func (r *Replica) ownerDown(store raftid.StoreID) {
 	}
 }
 
+// Locks prints who holds and who waits for what. For the group's owner.
+func (r *Replica) Locks() string { return r.locks.String() }
+
 // inFlight says whether a lock on spans has to wait for what is evaluated and not applied.
 func (r *Replica) inFlight(spans []regionpb.LockSpan) bool {
 	if r.ev.err != nil {
@@ -226,15 +229,16 @@ func (r *Replica) inFlight(spans []regionpb.LockSpan) bool {
 	return false
 }
 
-// goesFirst says whether a lock on spans has to wait for a command that has waited long enough.
-func (r *Replica) goesFirst(spans []regionpb.LockSpan) bool {
+// goesFirst says whether the n-th waiter, for a lock on spans, has to wait for a command that has
+// waited long enough.
+func (r *Replica) goesFirst(spans []regionpb.LockSpan, n int) bool {
 	var set spanSet
 	for made, i := false, 0; i < len(r.queue); i++ {
 		if w := r.queue[i]; r.aged(w) {
 			if !made {
 				set, made = newSpanSet(spans), true
 			}
-			if set.conflicts(w.spans()) {
+			if set.conflicts(w.spans()) && r.waitersBefore(w) <= n {
 				return true
 			}
 		}
@@ -254,14 +258,21 @@ func (w *Write) spans() []regionpb.LockSpan {
 
 func (r *Replica) aged(w *Write) bool { return r.clock-w.since > r.lim.StandBackTicks }
 
+// waitersBefore returns how many waiters a command stands back for.
+func (r *Replica) waitersBefore(w *Write) int {
+	switch {
+	case !r.aged(w):
+		return len(r.locks.waiting)
+	case r.cfg.Mutants.AgedGoFirst:
+		return 0
+	}
+	return r.locks.before(w.since)
+}
+
 // blocked says whether a command has to wait for an attempt over several regions.
 func (r *Replica) blocked(w *Write) bool {
 	if r.locks.empty() {
 		return false
-	}
-	n := len(r.locks.waiting)
-	if r.aged(w) {
-		n = 0
 	}
 	spans := w.spans()
 	if r.cfg.Mutants.LeaseNoLock && w.Txn != nil {
@@ -271,7 +282,7 @@ func (r *Replica) blocked(w *Write) bool {
 		// Which keys it deletes may change while it waits.
 		spans = r.ev.withKeys(spans)
 	}
-	return r.locks.inFront(spans, n)
+	return r.locks.inFront(spans, r.waitersBefore(w))
 }
 
 // deciding is a prepare that was proposed here and waits for its decision.

@@ -136,6 +136,8 @@ type Mutants struct {
 	NoFence          bool // F2: entries with a lower stamp are applied
 	SnapNoCum        bool // D1: snapshots do not carry the cumulative count
 	NoLockCheck      bool // T1: prepare without the lock
+	AgedGoFirst      bool // T5: a command that has waited long goes before attempts that have waited longer
+	LocksAnyAge      bool // T5: a lock is granted past older attempts that wait for its keys
 	SnapNoPrepared   bool // D1: snapshots do not carry what is prepared
 	FenceKeepsLocks  bool // F3: a raised fence leaves locks that are not prepared
 	DecisionsFirst   bool // P3: decisions take effect before the entries of their item

@@ -102,6 +102,8 @@ type Coordinator struct {
 
 	// SkipReaders is a test hook that drops T2: only participants with effects prepare.
 	SkipReaders bool
+	// Unordered is a test hook that drops the order of T5: an eager coordinator waits for others.
+	Unordered bool
 }
 
 // New returns a coordinator of an attempt with n participants, at least one, in the order of their
@@ -113,7 +115,7 @@ func New(n int, eager bool) *Coordinator {
 }
 
 // Eager says that locks are to be refused rather than waited for.
-func (c *Coordinator) Eager() bool { return c.eager }
+func (c *Coordinator) Eager() bool { return c.eager && !c.Unordered }
 
 // Result is how the attempt ended.
 func (c *Coordinator) Result() Result { return c.result }
