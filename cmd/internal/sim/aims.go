@@ -30,17 +30,26 @@ type aim struct {
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
 	leases     int  // of 1,000 steps
+	leave      int  // one in so many clients of leases that are not renewed goes to another store
 	depose     int  // leaders that are deposed and do not know
 	// lag is for how many steps a watch may stay with a store that lags (W2), 0 for any: until the store
 	// knows that it hears of no leader, and its gateway has waited for three election timeouts more.
 	lag    int
 	window int // bytes of events that a store keeps for its watches
+	// quiet is how many steps at the end have no faults, so that whatever is asked for then must end
+	// soon (see progress.go), and wide of 100 transactions lock all keys of their regions. patience is
+	// how much longer locks last than elsewhere: so long that nothing is saved by their end.
+	quiet, wide, patience int
+	rush                  bool // but commands stand back for less than it takes to order one
+	regions               int  // 0: as many as elsewhere
+	live                  int  // transactions over regions at a time
+	writes                int  // of 100 keys of a transaction over regions; the others are only read
 }
 
 var plain = aim{
-	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25,
+	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25, live: 5, writes: 50,
 	ops: 220, reads: 60, locals: 12, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
-	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, window: 16 << 10,
+	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, leave: 15, window: 16 << 10,
 }
 
 func vary(f func(*aim)) aim {
@@ -50,7 +59,7 @@ func vary(f func(*aim)) aim {
 }
 
 // aimNames are the aims in the order in which seeds use them.
-var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff", "onegroup", "snapreads"}
+var aimNames = []string{"", "partition", "oracle", "snapshot", "crash", "stream", "forget", "bootstrap", "fence", "transfer", "hot", "txns", "fencedtxns", "watch", "snaptxns", "one", "leases", "deposed", "cutoff", "onegroup", "snapreads", "locks", "wide", "rush"}
 
 var aims = map[string]aim{
 	"": plain,
@@ -110,7 +119,23 @@ var aims = map[string]aim{
 	// The same, and leaders that are deposed while they are cut off and their clocks stand still: they
 	// do not hear of it, and their clients go on to talk to them.
 	"deposed": vary(func(a *aim) {
-		a.leases, a.depose, a.partition, a.stopClock, a.crash, a.transfer, a.ops, a.txns = 250, 60, 0, 0, 5, 0, 150, 20
+		a.leases, a.leave, a.depose, a.partition, a.stopClock, a.crash, a.transfer, a.ops, a.txns = 250, 30, 60, 0, 0, 5, 0, 150, 20
+	}),
+	// Transactions and ends of leases that are in each other's way, and in the end no faults that would
+	// excuse one that does not get on.
+	"locks": vary(func(a *aim) {
+		a.quiet, a.wide, a.patience, a.live = 2600, 10, 20, 4
+		a.txns, a.hot, a.ops, a.leases, a.watches, a.reads = 200, 60, 100, 150, 5, 20
+	}),
+	// Many small transactions that seldom meet, and now and then one that meets them all.
+	"wide": vary(func(a *aim) {
+		a.quiet, a.wide, a.patience, a.regions, a.live, a.writes = 2600, 2, 20, 2, 16, 10
+		a.txns, a.hot, a.ops, a.leases, a.watches, a.reads = 600, 0, 30, 0, 5, 20
+	}),
+	// Few transactions among many commands for the same keys, which soon stand back no longer.
+	"rush": vary(func(a *aim) {
+		a.quiet, a.patience, a.regions, a.live, a.rush = 2600, 20, 2, 3, true
+		a.txns, a.hot, a.ops, a.burst, a.leases, a.watches, a.reads = 60, 60, 300, 3, 0, 5, 20
 	}),
 	// The store in single-group mode: one log for everything, and what happens to its leader.
 	"onegroup": vary(func(a *aim) {

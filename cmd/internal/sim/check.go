@@ -130,7 +130,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 	c.cuts[m.Cut] = cutRecord{index, term, print, m}
 	c.w.stats.Cuts++
 	c.w.event("cut %v", m)
-	if len(res.Cut.Items) > 0 && !c.w.calm && c.w.chance(c.w.aim.deaf) {
+	if len(res.Cut.Items) > 0 && !c.w.calm && !c.w.quiet && c.w.chance(c.w.aim.deaf) {
 		hears := c.w.rng.IntN(len(c.w.stores))
 		for i := range c.w.stores {
 			if i != hears {
@@ -138,7 +138,7 @@ func (c *checker) cutApplied(s *store, index, term uint64, e *pd.Entry, res pd.R
 			}
 		}
 	}
-	if res.Cut.Forgotten > 0 && !c.w.calm && c.w.chance(c.w.aim.hole) {
+	if res.Cut.Forgotten > 0 && !c.w.calm && !c.w.quiet && c.w.chance(c.w.aim.hole) {
 		// A frame that is lost now makes a store subscribe anew when pd has forgotten items.
 		c.w.net.holes[c.w.rng.IntN(len(c.w.stores))]++
 		c.w.stats.Holes++

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -25,6 +26,7 @@ type op struct {
 	sentRev mvcc.Revision // acknowledged before it was sent
 	fence   pdpb.Fence    // likewise
 	tokens  []regionpb.LeaseToken
+	begun   time.Duration
 	done    bool
 	resp    *pb.TxnResponse
 	err     error
@@ -47,7 +49,7 @@ func (c *checker) clientOps(n int) {
 			k = r * keysPerRegion
 		}
 		c.nextValue++
-		o := &op{id: len(c.ops), key: k, store: s.i, sentRev: c.maxAcked, fence: c.ackFence, value: fmt.Appendf(nil, "v%d", c.nextValue)}
+		o := &op{id: len(c.ops), key: k, store: s.i, begun: w.now, sentRev: c.maxAcked, fence: c.ackFence, value: fmt.Appendf(nil, "v%d", c.nextValue)}
 		o.txn = c.randomTxn(o)
 		if l := c.liveLease(); l != nil && w.chance(2) {
 			for _, x := range o.txn.Success {
@@ -69,7 +71,7 @@ func (c *checker) replicaFor(id pdpb.RegionID) *store {
 	first := c.w.rng.IntN(len(c.w.stores))
 	for i := range c.w.stores {
 		s := c.w.stores[(first+i)%len(c.w.stores)]
-		if g := s.groups[id]; s.up && g != nil && (g.leading || c.w.chance(12)) {
+		if g := s.groups[id]; s.up && g != nil && (g.leading || !c.w.quiet && c.w.chance(12)) {
 			return s
 		}
 	}

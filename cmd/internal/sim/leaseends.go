@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -25,6 +26,7 @@ type leaseEnd struct {
 	store int
 	life  uint64
 	over  func(error)
+	begun time.Duration
 
 	attempt pdpb.AttemptID
 	parts   []endPart
@@ -57,6 +59,7 @@ type leaseIn struct {
 const endsMax = 3
 
 func (c *checker) endLease(e *leaseEnd) {
+	e.begun = c.w.now
 	c.leases.ends = append(c.leases.ends, e)
 	if len(e.ids) > 1 {
 		c.readForEnd(e)
@@ -125,7 +128,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 	if len(e.todo) == 0 {
 		return
 	}
-	if e.term == 0 && !c.w.calm && c.w.chance(60) {
+	if e.term == 0 && !c.w.calm && !c.w.quiet && c.w.chance(60) {
 		c.ended(e, errLost) // without a word
 		return
 	}
@@ -264,7 +267,7 @@ func (c *checker) haveRead(e *leaseEnd) {
 	case e.c == nil:
 		e.parts = c.partsOf(e)
 		e.attempt = c.newAttempt()
-		e.c = txn.New(len(e.parts), c.w.chance(2))
+		e.c = c.coordinator(len(e.parts), c.w.chance(2))
 		e.todo = e.c.Start()
 	case gone:
 		e.todo = append(e.todo, e.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
@@ -299,7 +302,7 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 		}
 		call.fail = func(err error) { end(regionpb.LockID{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Now: e.c.Eager(), Reply: end}
+		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Owner: storeID(e.store), Now: e.c.Eager(), Reply: end}
 		for _, id := range p.ids {
 			l.Spans = append(l.Spans, regionpb.LockSpan{Lease: id, Exclusive: true})
 			if d.Span.Contains(regionpb.LeasePlace(id)) {

@@ -23,7 +23,7 @@ const leaseRate = 20
 // leaseTTLMax is the longest lease, in seconds; leaseExtend is what a new leader adds.
 const (
 	leaseTTLMax = 9
-	leaseExtend = 4 * time.Second
+	leaseExtend = 7 * time.Second
 )
 
 // leaseTime is the time of leases as an onlooker sees it; every store counts from an origin of its own.
@@ -275,8 +275,17 @@ func (c *checker) renewLease(l *lease) {
 			w.fail("L5: store %d renews lease %d for %d s, it was granted %d s", s.i, l.id, ttl, l.ttl)
 		}
 		l.promised = max(l.promised, w.leaseTime()+w.seconds(ttl))
-	case w.chance(15):
+	case w.chance(w.aim.leave):
 		l.via = w.rng.IntN(len(w.stores))
+	}
+}
+
+// believe connects to a store the clients of the leases that it keeps the time of.
+func (c *checker) believe(s *store) {
+	for _, l := range c.leases.all {
+		if !l.gone && s.up && s.leases.Leads(c.homeOf(l.id)) {
+			l.via = s.i
+		}
 	}
 }
 
@@ -355,19 +364,23 @@ func (c *checker) leaseCallIn(id pdpb.RegionID, wr *region.Write, done func(*pb.
 }
 
 // attach registers a region for a lease, as package router does between two attempts (L3, L4).
-func (c *checker) attach(i int, lease int64) {
+// done is called once.
+func (c *checker) attach(i int, lease int64, done func(error)) {
 	d := c.w.region(i)
 	cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseAttach, ID: lease, Span: mvcc.Key(key(i * keysPerRegion))}
 	c.leaseCallIn(d.ID, &region.Write{Lease: cmd}, func(_ *pb.TxnResponse, err error) {
 		var nr *regionpb.Error
 		if !errors.As(err, &nr) || nr.Code != regionpb.LeaseNotRegistered {
+			done(err)
 			return
 		}
 		c.w.stats.Registrations++
 		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRegister, ID: lease, Span: d.Span}, func(_ *pb.TxnResponse, err error) {
-			if err == nil {
-				c.leaseCallIn(d.ID, &region.Write{Lease: cmd, Tokens: []regionpb.LeaseToken{nr.Token}}, func(*pb.TxnResponse, error) {})
+			if err != nil {
+				done(err)
+				return
 			}
+			c.leaseCallIn(d.ID, &region.Write{Lease: cmd, Tokens: []regionpb.LeaseToken{nr.Token}}, func(_ *pb.TxnResponse, err error) { done(err) })
 		})
 	})
 }

@@ -30,6 +30,8 @@ type mutants struct {
 	noReplace     bool
 	noMeta        bool
 	noIndexQuorum bool
+	unordered     bool
+	registerHeld  bool
 }
 
 // Mutant is a rule dropped on purpose, the aim that shows its loss, and the symptoms by which the
@@ -90,6 +92,12 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.region.FactsAsLevel, m.pd.FactsAsLevel = true, true }},
 	{"decfirst", "P3", "txns", []string{"I1", "serializability", "which is not prepared here", "LIVENESS"},
 		func(m *mutants) { m.region.DecisionsFirst, m.pd.DecisionsFirst = true, true }},
+	{"lockunordered", "T5", "locks", []string{"PROGRESS"},
+		func(m *mutants) { m.unordered = true }},
+	{"lockanyage", "T5", "wide", []string{"PROGRESS"},
+		func(m *mutants) { m.region.LocksAnyAge = true }},
+	{"lockagedfirst", "T5", "rush", []string{"PROGRESS"},
+		func(m *mutants) { m.region.AgedGoFirst = true }},
 	{"snapnoprep", "D1", "snapshot", []string{"which is not prepared here"},
 		func(m *mutants) { m.region.SnapNoPrepared = true }},
 	{"fencekeepslocks", "F3", "fencedtxns", []string{"F3"},
@@ -122,6 +130,8 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.region.LeaseTokensStay = true }},
 	{"leaseattachfirst", "L3", "leases", []string{"L2"},
 		func(m *mutants) { m.region.LeaseAttachFirst = true }},
+	{"leaseregisterheld", "L4", "locks", []string{"PROGRESS"},
+		func(m *mutants) { m.registerHeld = true }},
 	{"leasenoextend", "L6", "deposed", []string{"L5"},
 		func(m *mutants) { m.noExtend = true }},
 	{"leasenoconfirm", "L6", "deposed", []string{"L5"},

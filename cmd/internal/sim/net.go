@@ -67,6 +67,10 @@ func (w *World) send(p *packet) {
 		n.holes[p.to]--
 		w.lose(p)
 		return
+	case w.quiet:
+		last := &n.order[p.from][p.to]
+		*last = max(*last, w.stats.Steps+w.rng.IntN(4))
+		p.due = *last
 	case w.chance(w.aim.loss), p.kind == raftPacket && p.group != raftid.PDGroup && w.chance(w.aim.raftLoss):
 		w.lose(p)
 		return
@@ -77,7 +81,7 @@ func (w *World) send(p *packet) {
 		*last = max(*last, w.stats.Steps+w.rng.IntN(4))
 		p.due = *last
 	}
-	if !w.calm && p.kind != snapshotPacket && w.chance(40) {
+	if !w.calm && !w.quiet && p.kind != snapshotPacket && w.chance(40) {
 		c := *p
 		if p.msg != nil {
 			c.msg = proto.Clone(p.msg).(*raftpb.Message)

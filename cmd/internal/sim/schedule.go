@@ -10,8 +10,14 @@ import (
 // step is a millisecond: perhaps a fault, perhaps requests, and every store does a little.
 func (w *World) step() {
 	a := &w.aim
-	w.faults()
-	w.stepDeposed()
+	if w.quiet {
+		w.check.checkProgress()
+	} else if a.quiet > 0 && w.stats.Steps > w.cfg.Steps-a.quiet {
+		w.beginQuiet()
+	} else {
+		w.faults()
+		w.stepDeposed()
+	}
 	if w.rng.IntN(1000) < a.ops {
 		w.check.clientOps(1 + w.rng.IntN(a.burst))
 	}
@@ -183,7 +189,7 @@ func (w *World) depose() {
 		if g := s.groups[id]; s.up && g.replica != nil && g.leading && w.chance(2) {
 			g.in.Transfer = raftid.ReplicaID(w.rng.IntN(len(w.stores)) + 1)
 			g.ready = true
-			w.deposed = deposal{s, w.stats.Steps + 1 + w.rng.IntN(12), w.stats.Steps + 300 + w.rng.IntN(400)}
+			w.deposed = deposal{s, w.stats.Steps + 1 + w.rng.IntN(12), w.stats.Steps + 400 + w.rng.IntN(800)}
 			w.event("s%d g%d is deposed", s.i, id)
 			return
 		}
@@ -197,6 +203,7 @@ func (w *World) stepDeposed() {
 	case d.store == nil:
 	case w.stats.Steps == d.cut:
 		w.stopped = d.store.i
+		w.check.believe(d.store)
 		for i := range w.stores {
 			if i != d.store.i {
 				w.net.blocked[i][d.store.i], w.net.blocked[d.store.i][i] = true, true
@@ -392,4 +399,5 @@ func (w *World) calmRound(round int) {
 	w.check.stepTxns()
 	w.check.stepWatches()
 	w.check.pollReads()
+	w.check.checkProgress()
 }

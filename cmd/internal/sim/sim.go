@@ -57,6 +57,8 @@ type World struct {
 	mut     mutants
 	now     time.Duration
 	calm    bool // healing: no faults
+	quiet   bool // no faults either, but requests as ever; see progress.go
+	quietAt time.Duration
 	stores  []*store
 	net     network
 	stopped int // the store whose clock stands still, -1 for none
@@ -135,6 +137,9 @@ func (w *World) setUp() error {
 		return fmt.Errorf("no aim %q", w.cfg.Aim)
 	}
 	w.boot = &pd.Bootstrap{ClusterID: 7, Mode: pdpb.MultiGroup}
+	if w.aim.regions > 0 {
+		w.cfg.Regions = w.aim.regions
+	}
 	if w.aim.oneGroup {
 		w.cfg.Regions, w.boot.Mode = 1, pdpb.SingleGroup
 	}

@@ -21,6 +21,8 @@ type Stats struct {
 	Grants, Renewals, Revokes, Expiries             int
 	Registrations, LeaseEnds, SpreadEnds, Looks     int
 	Confirms                                        int
+	// Slowest is how many steps anything took that had nothing to wait for but others (see progress).
+	Slowest int
 }
 
 func (s *Stats) fields() []*int {
@@ -52,6 +54,7 @@ func (s *Stats) Add(o Stats) {
 	for i, p := range s.fields() {
 		*p += *from[i]
 	}
+	s.Slowest = max(s.Slowest, o.Slowest)
 }
 
 // String prints the counts in one line.
@@ -66,5 +69,6 @@ func (s Stats) String() string {
 		fmt.Fprintf(&b, "%s %d ", name, *f[0])
 		f = f[1:]
 	}
-	return strings.TrimSuffix(b.String(), " ")
+	fmt.Fprintf(&b, "slowest %d", s.Slowest)
+	return b.String()
 }

@@ -213,6 +213,13 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 	limits.TurnBytesMax, limits.TurnKeysMax = 256, 6
 	limits.LocksMax, limits.PreparedBytesMax = 16, 1<<12
 	limits.LockTicksMax, limits.LockWaitTicksMax, limits.AbortTicks = 40, 60, 30
+	if n := s.w.aim.patience; n > 0 {
+		limits.LockTicksMax, limits.LockWaitTicksMax = n*limits.LockTicksMax, n*limits.LockWaitTicksMax
+		limits.LocksMax *= 4
+		if !s.w.aim.rush {
+			limits.StandBackTicks *= n
+		}
+	}
 	cfg := region.Config{
 		Store: s.id, Replica: self, Life: s.life, Engine: s.engine, Position: pos, Wake: g.wake,
 		Fatal:       func(err error) { s.w.fail("store %d: %v", s.i, err) },
@@ -397,7 +404,7 @@ func (g *group) finishInstall() {
 	}
 	w.event("s%d g%d installs", g.s.i, g.id)
 	g.installed = &raftstore.Installed{Sink: st.Sink, Err: st.Sink.Install()}
-	if !w.calm && w.chance(w.aim.installs) {
+	if !w.calm && !w.quiet && w.chance(w.aim.installs) {
 		g.s.doomed = w.stats.Steps + w.rng.IntN(12)
 	}
 }

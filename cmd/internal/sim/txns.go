@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"braid/mvcc"
 	"braid/pd/order"
@@ -19,6 +20,10 @@ import (
 type crossTxn struct {
 	id      int
 	attempt pdpb.AttemptID
+	age     pdpb.AttemptID // of the transaction's first attempt
+	begun   time.Duration  // the first attempt
+	due     time.Duration  // not before
+	eager   bool
 	store   int // where the coordinator runs
 	life    uint64
 	keys    []int
@@ -74,6 +79,7 @@ type partKey struct {
 type txnState struct {
 	all      []*crossTxn
 	live     []*crossTxn
+	again    []*crossTxn // attempts that follow those that ended in this step
 	calls    []*txnCall
 	decided  map[pdpb.AttemptID]decided
 	prepared map[partKey]*appliedEntry
@@ -87,28 +93,28 @@ func newTxnState() txnState {
 		ended: map[partKey]pdpb.Decision{}, effects: map[mvcc.Revision]map[int64]regionpb.Effect{}}
 }
 
-// txnsMax bounds the transactions under way, lockTriesMax what one asks in vain.
-const (
-	txnsMax      = 5
-	lockTriesMax = 40
-)
+// lockTriesMax bounds what an attempt asks in vain.
+const lockTriesMax = 40
 
 // startTxn begins a transaction over two or three keys of at least two regions.
 func (c *checker) startTxn() {
 	w := c.w
 	s := w.stores[w.rng.IntN(len(w.stores))]
-	if !s.up || len(c.txns.live) >= txnsMax || w.cfg.Regions < 2 {
+	if !s.up || len(c.txns.live) >= w.aim.live || w.cfg.Regions < 2 {
 		return
 	}
-	t := &crossTxn{id: len(c.txns.all), store: s.i, life: s.life, sentRev: c.maxAcked, fence: c.ackFence, got: map[int]kv{}}
-	t.attempt = c.newAttempt()
-	t.value = fmt.Appendf(nil, "t%d", t.attempt)
+	t := &crossTxn{store: s.i, life: s.life, begun: w.now, due: w.now, eager: w.chance(2)}
+	wide := w.rng.IntN(100) < w.aim.wide
 	for range 2 + w.rng.IntN(2) {
 		r := w.rng.IntN(w.cfg.Regions)
 		if w.rng.IntN(100) < w.aim.hot {
 			r = w.rng.IntN(2)
 		}
 		k := r * keysPerRegion
+		if wide && !slices.Contains(t.keys, k) {
+			t.keys = append(t.keys, k, k+1, k+2, k+3)
+			continue
+		}
 		if w.rng.IntN(100) >= w.aim.hot {
 			k += w.rng.IntN(keysPerRegion)
 		}
@@ -118,7 +124,7 @@ func (c *checker) startTxn() {
 	}
 	slices.Sort(t.keys)
 	for i, k := range t.keys {
-		t.writes = append(t.writes, w.chance(2))
+		t.writes = append(t.writes, wide || w.rng.IntN(100) < w.aim.writes)
 		r := k / keysPerRegion
 		if n := len(t.parts); n == 0 || t.parts[n-1].region != r {
 			t.parts = append(t.parts, txnPart{region: r})
@@ -132,12 +138,45 @@ func (c *checker) startTxn() {
 	if l := c.liveLease(); l != nil && w.chance(2) {
 		t.lease = l.id
 	}
-	t.c = txn.New(len(t.parts), w.chance(2))
-	t.c.SkipReaders = w.mut.skipReaders
+	c.txns.live = append(c.txns.live, t)
+	c.attempt(t)
+}
+
+// attempt begins an attempt.
+func (c *checker) attempt(t *crossTxn) {
+	t.id, t.attempt = len(c.txns.all), c.newAttempt()
+	if t.age == 0 {
+		t.age = t.attempt
+	}
+	t.value = fmt.Appendf(nil, "t%d", t.attempt)
+	t.sentRev, t.fence, t.got = c.maxAcked, c.ackFence, map[int]kv{}
+	t.c = c.coordinator(len(t.parts), t.eager)
 	t.todo = t.c.Start()
 	c.txns.all = append(c.txns.all, t)
-	c.txns.live = append(c.txns.live, t)
-	w.stats.Txns++
+	c.w.stats.Txns++
+}
+
+// repeat follows an attempt that was certainly not executed by another one, as package router does: with
+// the age of the first, which waits if that one found others in its way (T4, T5).
+func (c *checker) repeat(t *crossTxn) {
+	n := &crossTxn{store: t.store, life: t.life, age: t.age, begun: t.begun, due: c.w.now, keys: t.keys, writes: t.writes, lease: t.lease, eager: t.eager}
+	for _, p := range t.parts {
+		n.parts = append(n.parts, txnPart{region: p.region, keys: p.keys})
+	}
+	if errors.Is(t.c.Result().Err, regionpb.ErrorOf(regionpb.LockBusy)) {
+		n.eager = false
+	} else {
+		n.due += time.Duration(c.w.rng.IntN(20)) * time.Millisecond
+	}
+	c.txns.again = append(c.txns.again, n)
+	c.attempt(n)
+}
+
+// coordinator is the product's, of n participants, without the rules that are dropped.
+func (c *checker) coordinator(n int, eager bool) *txn.Coordinator {
+	co := txn.New(n, eager || c.w.mut.unordered)
+	co.SkipReaders, co.Unordered = c.w.mut.skipReaders, c.w.mut.unordered
+	return co
 }
 
 // stepTxns lets coordinators do something.
@@ -146,7 +185,7 @@ func (c *checker) stepTxns() {
 	for _, t := range c.txns.live {
 		s := c.w.stores[t.store]
 		t.gone = t.gone || !s.up || s.life != t.life
-		if !t.gone && !t.done && (c.w.calm || c.w.chance(2)) {
+		if !t.gone && !t.done && c.w.now >= t.due && (c.w.calm || c.w.chance(2)) {
 			c.stepTxn(s, t)
 		}
 		if !t.gone && !t.done {
@@ -154,7 +193,7 @@ func (c *checker) stepTxns() {
 		}
 	}
 	clear(c.txns.live[len(kept):])
-	c.txns.live = kept
+	c.txns.live, c.txns.again = append(kept, c.txns.again...), nil
 }
 
 func (c *checker) stepTxn(s *store, t *crossTxn) {
@@ -164,7 +203,7 @@ func (c *checker) stepTxn(s *store, t *crossTxn) {
 	if len(t.todo) == 0 {
 		return
 	}
-	if !c.w.calm && c.w.chance(60) {
+	if !c.w.calm && !c.w.quiet && c.w.chance(60) {
 		t.gone = true // without a word
 		return
 	}
@@ -220,7 +259,7 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 		}
 		call.fail = func(err error) { end(regionpb.LockID{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
-		l := &region.Lock{Attempt: t.attempt, Age: t.attempt, Now: t.c.Eager(), Reply: end}
+		l := &region.Lock{Attempt: t.attempt, Age: t.age, Owner: storeID(t.store), Now: t.c.Eager(), Reply: end}
 		for _, i := range p.keys {
 			l.Spans = append(l.Spans, regionpb.LockSpan{Span: mvcc.Key(key(t.keys[i])), Exclusive: t.writes[i]})
 		}
@@ -333,17 +372,33 @@ func (c *checker) attachable(t *crossTxn) bool {
 		switch {
 		case errors.As(err, &re) && re.Code == regionpb.NotComplete:
 			return false
+		case err == nil && len(resp.KVs) == 0 && c.w.mut.registerHeld:
+			t.pointed = false
+			c.attach(p.region, t.lease, func(err error) { c.registeredHeld(t, err) })
+			return false
 		case err != nil || len(resp.KVs) == 0:
 			t.pointed = false
 			t.todo = append(t.todo, t.c.Evaluated(nil, regionpb.ErrorOf(regionpb.LeaseNotFound))...)
 			if err == nil {
-				c.attach(p.region, t.lease)
+				c.attach(p.region, t.lease, func(error) {})
 			}
 			return false
 		}
 		p.attachable = true
 	}
 	return true
+}
+
+// registeredHeld goes on with an attempt that registered a region with its locks held (without L4).
+func (c *checker) registeredHeld(t *crossTxn, err error) {
+	switch {
+	case t.gone || t.c.Result().Outcome != txn.Open:
+	case err != nil:
+		t.todo = append(t.todo, t.c.Evaluated(nil, err)...)
+	default:
+		t.got = map[int]kv{}
+		t.todo = append(t.todo, txn.Action{Kind: txn.Evaluate})
+	}
 }
 
 // endTxn takes what the coordinator tells its client.
@@ -370,6 +425,9 @@ func (c *checker) endTxn(t *crossTxn) {
 		}
 	case txn.Unknown:
 		c.w.stats.Unknown++
+	case txn.Retry:
+		c.w.stats.Refused++
+		c.repeat(t)
 	default:
 		c.w.stats.Refused++
 	}
