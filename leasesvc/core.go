@@ -3,6 +3,7 @@ package leasesvc
 import (
 	"container/heap"
 	"fmt"
+	"slices"
 	"time"
 
 	"braid/pd/pdpb"
@@ -17,9 +18,10 @@ type Options struct {
 	Extend time.Duration
 	// CheckpointEvery is how often what a lease has left is recorded. Default 5 min.
 	CheckpointEvery time.Duration
-	// RetryAfter is when an end that failed, or a checkpoint, is tried again. Default 500 ms.
-	RetryAfter time.Duration
-	// EndingMax bounds the leases that are being ended at one time. Default 1024.
+	// RetryAfter is when an end that failed, or a checkpoint, is tried again. Default 500 ms. An end that
+	// fails again and again is tried after twice the time each time, up to RetryMax. Default 30 s.
+	RetryAfter, RetryMax time.Duration
+	// EndingMax bounds the leases of one group that are being ended at one time. Default 1024.
 	EndingMax int
 	// RecordingMax bounds those of which is being recorded what they have left; more are looked at again
 	// after RetryAfter. Default 4096.
@@ -35,6 +37,7 @@ func (o Options) withDefaults() Options {
 	def(&o.Extend, time.Second)
 	def(&o.CheckpointEvery, 5*time.Minute)
 	def(&o.RetryAfter, 500*time.Millisecond)
+	def(&o.RetryMax, 30*time.Second)
 	if o.EndingMax <= 0 {
 		o.EndingMax = 1024
 	}
@@ -52,10 +55,12 @@ func (o Options) withDefaults() Options {
 // the term in which it was said. A leader that was deposed and does not know it promises nothing that
 // its successors do not keep (L6).
 type Core struct {
-	o      Options
-	homes  map[pdpb.RegionID]*home
-	queue  queue
-	ending int // leases in that state
+	o     Options
+	homes map[pdpb.RegionID]*home
+	queue queue
+	// waiting are the groups with leases that wait for room; groups counts all there ever were.
+	waiting []*group
+	groups  uint64
 	// recording counts the leases that are.
 	recording int
 	// Mutants for tests.
@@ -72,13 +77,28 @@ type home struct {
 	// until is when the last confirmation of the term by a quorum ceases to cover renewals (L6).
 	until  time.Duration
 	leases map[int64]*lease
+	groups map[string]*group // by where their keys lie
 	// gone are the leases that ended while records were still being read: the reader may have seen
 	// them before.
 	gone map[int64]bool
 }
 
+// group is leases that share a fate: their records lie in one region and their keys in the same ones, so
+// that what keeps one of them from its end, a region without a quorum say, keeps all. It keeps no others:
+// each group has room of its own for leases that are being ended, and only its own wait for that.
+type group struct {
+	home   *home
+	id     uint64 // in Actions
+	where  string // its key in home.groups
+	leases int
+	ending int
+	// over are leases whose time is up and that wait for room, the first one first; those that are not in
+	// that state, or not in this group, any more are passed over.
+	over []*lease
+}
+
 type lease struct {
-	home     *home
+	group    *group
 	id       int64
 	ttl      time.Duration
 	recorded int64 // seconds that the record says are left, 0 all
@@ -91,7 +111,7 @@ type lease struct {
 	due    time.Duration
 	index  int // in the queue, -1 outside
 	state  leaseState
-	failed bool          // an Expire did
+	failed uint8         // how often an Expire did, or the most that this can count
 	checks time.Duration // when what is left is recorded next; 0 never
 }
 
@@ -99,6 +119,7 @@ type leaseState uint8
 
 const (
 	alive  leaseState = iota
+	over              // its time is up, and its group has no room to end it
 	ending            // Expire was said and its end not heard
 )
 
@@ -120,6 +141,8 @@ type Action struct {
 	Term      uint64
 	ID        int64
 	Remaining int64 // Checkpoint: seconds, 0 for all
+	// Group is the same for leases that may be ended together: what keeps one from its end keeps all.
+	Group uint64
 	// Alone: an Expire that has failed before. What keeps this lease from its end, a region without a
 	// quorum say, must not keep others from theirs, so it is not ended together with any.
 	Alone bool
@@ -134,7 +157,7 @@ func New(o Options) *Core {
 // calls, while Changed goes on.
 func (c *Core) Lead(region pdpb.RegionID, term uint64) {
 	c.End(region)
-	c.homes[region] = &home{id: region, term: term, leases: map[int64]*lease{}, gone: map[int64]bool{}}
+	c.homes[region] = &home{id: region, term: term, leases: map[int64]*lease{}, groups: map[string]*group{}, gone: map[int64]bool{}}
 }
 
 // End ends the term: somebody else keeps the time from now on.
@@ -146,6 +169,7 @@ func (c *Core) End(region pdpb.RegionID) {
 	for _, l := range h.leases {
 		c.drop(l)
 	}
+	c.waiting = slices.DeleteFunc(c.waiting, func(g *group) bool { return g.home == h })
 	delete(c.homes, region)
 }
 
@@ -228,6 +252,7 @@ func (c *Core) Changed(region pdpb.RegionID, id int64, rec *regionpb.LeaseRecord
 		}
 	case l != nil:
 		l.recorded = rec.Remaining
+		c.join(l, h, rec)
 	case h.gone != nil && !h.gone[id]:
 		// Not read yet: how long it has run is not known here.
 		c.Loaded(region, h.term, id, rec, now)
@@ -237,9 +262,63 @@ func (c *Core) Changed(region pdpb.RegionID, id int64, rec *regionpb.LeaseRecord
 }
 
 func (c *Core) add(h *home, id int64, rec *regionpb.LeaseRecord, deadline, now time.Duration) {
-	l := &lease{home: h, id: id, ttl: seconds(rec.TTL), recorded: rec.Remaining, deadline: deadline, index: -1}
+	l := &lease{id: id, ttl: seconds(rec.TTL), recorded: rec.Remaining, deadline: deadline, index: -1}
 	h.leases[id] = l
+	c.join(l, h, rec)
 	c.schedule(l, now)
+}
+
+// join puts a lease into the group of its record, in the state that it has.
+func (c *Core) join(l *lease, h *home, rec *regionpb.LeaseRecord) {
+	var room [64]byte
+	where := room[:0]
+	for _, s := range rec.Spans {
+		where = append(append(append(where, s.Start...), 0), s.End...) // likeness is enough
+		where = append(where, 0)
+	}
+	g := h.groups[string(where)]
+	if g == nil {
+		c.groups++
+		g = &group{home: h, id: c.groups, where: string(where)}
+		h.groups[g.where] = g
+	}
+	if l.group == g {
+		return
+	}
+	c.leave(l)
+	l.group = g
+	g.leases++
+	switch l.state {
+	case ending:
+		g.ending++
+	case over:
+		c.wait(l)
+	}
+}
+
+// leave takes a lease out of its group.
+func (c *Core) leave(l *lease) {
+	g := l.group
+	if g == nil {
+		return
+	}
+	if l.state == ending {
+		g.ending--
+	}
+	if g.leases--; g.leases == 0 && g.home.groups[g.where] == g {
+		delete(g.home.groups, g.where)
+	}
+	l.group = nil
+}
+
+// wait puts a lease whose time is up behind the others of its group.
+func (c *Core) wait(l *lease) {
+	g := l.group
+	l.state = over
+	if len(g.over) == 0 {
+		c.waiting = append(c.waiting, g)
+	}
+	g.over = append(g.over, l)
 }
 
 // schedule puts a lease where it is looked at next. What a lease has left is recorded only if that
@@ -258,9 +337,7 @@ func (c *Core) schedule(l *lease, now time.Duration) {
 
 func (c *Core) drop(l *lease) {
 	c.queue.remove(l)
-	if l.state == ending {
-		c.ending--
-	}
+	c.leave(l)
 	c.recorded(l)
 }
 
@@ -301,7 +378,7 @@ func (c *Core) Renew(region pdpb.RegionID, id int64, now time.Duration) (out Out
 		return Wait, 0, forget
 	case l == nil:
 		return Unknown, 0, forget
-	case !c.RenewEnding && (l.state == ending || now >= l.deadline) || l.recording:
+	case !c.RenewEnding && (l.state != alive || now >= l.deadline) || l.recording:
 		return Wait, 0, forget
 	case now >= h.until && !c.NoConfirm:
 		return Unconfirmed, 0, forget
@@ -332,8 +409,8 @@ func (c *Core) Remaining(region pdpb.RegionID, id int64, now time.Duration) (Out
 	return Renewed, l.deadline - now
 }
 
-// Ended tells that an Expire failed: the lease is still there, and is ended anew after a pause; what
-// was over stays over, and nobody renews it meanwhile. Or that a Checkpoint is over.
+// Ended tells that an Expire failed: the lease is still there, and is ended anew after a pause, which grows
+// each time; what was over stays over, and nobody renews it meanwhile. Or that a Checkpoint is over.
 func (c *Core) Ended(a Action, now time.Duration) {
 	h := c.homes[a.Region]
 	if h == nil || h.term != a.Term || h.leases[a.ID] == nil {
@@ -345,30 +422,36 @@ func (c *Core) Ended(a Action, now time.Duration) {
 		return
 	}
 	if l.state == ending {
-		l.state, l.failed = alive, true
-		c.ending--
-		l.due = now + c.o.RetryAfter
+		l.state = alive
+		l.group.ending--
+		pause := c.o.RetryAfter
+		for range l.failed {
+			pause = min(2*pause, c.o.RetryMax)
+		}
+		l.failed = min(l.failed+1, failedMax)
+		l.due = now + pause
 		c.queue.set(l)
 	}
 }
+
+// failedMax is how many failures of an end are counted: no shorter pause takes longer to double to the
+// longest one.
+const failedMax = 32
 
 // Tick appends to dst what is to be done now.
 func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 	for len(c.queue) > 0 && c.queue[0].due <= now {
 		l := c.queue[0]
+		h := l.group.home
 		switch {
-		case now >= l.deadline && c.ending >= c.o.EndingMax:
-			return dst // the rest waits for room
 		case now >= l.deadline:
 			c.queue.remove(l)
-			l.state = ending
-			c.ending++
-			dst = append(dst, Action{Kind: Expire, Region: l.home.id, Term: l.home.term, ID: l.id, Alone: l.failed})
+			c.wait(l)
 		case l.checks > 0 && now >= l.checks && !l.recording && c.recording < c.o.RecordingMax:
 			// Rounded up: never early. Never more than all of it: what a new leader added would be
 			// added to by the next one.
 			remaining := int64((min(l.deadline-now, l.ttl) + time.Second - 1) / time.Second)
-			dst = append(dst, Action{Kind: Checkpoint, Region: l.home.id, Term: l.home.term, ID: l.id, Remaining: remaining})
+			dst = append(dst, Action{Kind: Checkpoint, Region: h.id, Term: h.term, ID: l.id, Remaining: remaining})
 			l.recording, l.recorded = true, remaining
 			c.recording++
 			c.schedule(l, now)
@@ -386,6 +469,27 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			}
 		}
 	}
+	return c.expire(dst)
+}
+
+// expire appends the ends of leases that wait, as far as their groups have room.
+func (c *Core) expire(dst []Action) []Action {
+	c.waiting = slices.DeleteFunc(c.waiting, func(g *group) bool {
+		n := 0
+		for ; n < len(g.over) && g.ending < c.o.EndingMax; n++ {
+			l := g.over[n]
+			g.over[n] = nil
+			if l.group == g && l.state == over {
+				l.state = ending
+				g.ending++
+				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Group: g.id, Alone: l.failed > 0})
+			}
+		}
+		if g.over = g.over[n:]; len(g.over) == 0 {
+			g.over = nil
+		}
+		return g.over == nil
+	})
 	return dst
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
@@ -18,7 +19,8 @@ import (
 //	new [extend=] [ending=] [no-extend]
 //	lead region= term=        loaded region= term=      end region=
 //	load region= term= id= ttl= [remaining=]            a record that was read
-//	change region= id= ttl= [remaining=]                a record that was applied; without ttl it is gone
+//	change region= id= ttl= [remaining=] [keys=]        a record that was applied; without ttl it is gone;
+//	                                  keys is where keys of it are, besides its own region
 //	renew region= id= [asked=never]   left region= id= [asked=never]   a quorum has just confirmed the term
 //	                                  of the last "lead", unless it was not asked
 //	confirm region= term=             it confirms the term now
@@ -43,6 +45,11 @@ func TestScripts(t *testing.T) {
 			rec := &regionpb.LeaseRecord{TTL: n("ttl"), Remaining: n("remaining")}
 			if !d.HasArg("ttl") {
 				rec = nil
+			}
+			if d.HasArg("keys") {
+				var at string
+				d.ScanArgs(t, "keys", &at)
+				rec.Spans = []mvcc.Span{mvcc.Key([]byte(at))}
 			}
 			names := [...]string{"elsewhere", "unknown", "renewed", "wait", "unconfirmed"}
 			if (d.Cmd == "renew" || d.Cmd == "left") && !d.HasArg("asked") {
@@ -257,6 +264,97 @@ func TestCheckpointsSpread(t *testing.T) {
 	for id, times := range recorded {
 		if times != 1 {
 			t.Fatalf("lease %d was recorded %d times in an interval", id, times)
+		}
+	}
+}
+
+// TestEndFailsAgain: the pauses after ends that fail grow, up to a longest one, and however often they
+// have failed.
+func TestEndFailsAgain(t *testing.T) {
+	c := New(Options{RetryAfter: time.Second, RetryMax: 10 * time.Second})
+	c.Lead(7, 1)
+	c.LoadedAll(7, 1)
+	c.Changed(7, 1, &regionpb.LeaseRecord{TTL: 60}, 0)
+	var pauses []time.Duration
+	now, failed := time.Minute, time.Minute
+	for len(pauses) < 300 {
+		if now > time.Minute+time.Hour {
+			t.Fatalf("pauses %v, and then none that ends", pauses)
+		}
+		list := c.Tick(now, nil)
+		if len(list) > 1 || len(list) == 1 && list[0].Alone != (len(pauses) > 0) {
+			t.Fatalf("%v at %v", list, now)
+		}
+		for _, a := range list {
+			pauses = append(pauses, now-failed)
+			c.Ended(a, now)
+			failed = now
+		}
+		now += time.Second
+	}
+	for i, want := range []time.Duration{0, 1, 2, 4, 8, 10, 10} {
+		if pauses[i] != want*time.Second {
+			t.Fatalf("pauses %v", pauses[:7])
+		}
+	}
+	if last := pauses[len(pauses)-1]; last != 10*time.Second {
+		t.Errorf("the last pause was %v", last)
+	}
+	// A new leader begins anew.
+	c.Lead(7, 2)
+	c.Loaded(7, 2, 1, &regionpb.LeaseRecord{TTL: 60}, now)
+	if list := c.Tick(now+time.Hour, nil); len(list) != 1 || list[0].Alone {
+		t.Errorf("after an election: %v", list)
+	}
+}
+
+// TestGroupsLeaveNothing moves leases between groups in every state, ends them, and looks at what is left.
+func TestGroupsLeaveNothing(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		c := New(Options{EndingMax: 3, RetryAfter: time.Second, RetryMax: 2 * time.Second})
+		c.Lead(7, 1)
+		c.LoadedAll(7, 1)
+		record := func() *regionpb.LeaseRecord {
+			rec := &regionpb.LeaseRecord{TTL: 5}
+			if n := rng.IntN(3); n > 0 {
+				rec.Spans = []mvcc.Span{mvcc.Key([]byte{'a' + byte(n)})}
+			}
+			return rec
+		}
+		var under []Action
+		for id := range int64(60) {
+			c.Changed(7, id, record(), 0)
+		}
+		now := 4 * time.Second
+		for c.Len(7) > 0 {
+			now += 100 * time.Millisecond
+			if now > 10*time.Minute {
+				t.Fatalf("seed %d: %d leases are left", seed, c.Len(7))
+			}
+			under = c.Tick(now, under)
+			for id := range c.homes[7].leases {
+				if rng.IntN(40) == 0 {
+					c.Changed(7, id, record(), now)
+				}
+			}
+			rng.Shuffle(len(under), func(i, j int) { under[i], under[j] = under[j], under[i] })
+			for n := rng.IntN(4); n > 0 && len(under) > 0; n-- {
+				if rng.IntN(3) == 0 {
+					c.Ended(under[0], now)
+				} else {
+					c.Changed(7, under[0].ID, nil, now)
+				}
+				under = under[1:]
+			}
+		}
+		for _, g := range c.homes[7].groups {
+			if g.ending != 0 {
+				t.Fatalf("seed %d: %d of no lease are being ended", seed, g.ending)
+			}
+		}
+		if c.Tick(now, nil); len(c.homes[7].groups) != 0 || len(c.waiting) != 0 || len(c.queue) != 0 {
+			t.Fatalf("seed %d: left are groups %v, waiting %v", seed, c.homes[7].groups, c.waiting)
 		}
 	}
 }

@@ -53,7 +53,8 @@ type Config struct {
 	Options Options
 	// MinTTL raises what clients ask for, in seconds.
 	MinTTL int64
-	// Workers bounds the goroutines that end leases. Default 256.
+	// Workers bounds the goroutines that end leases, of which a few work and the others
+	// wait for regions without a quorum. Default 256.
 	Workers int
 	// OneByOne ends every lease by itself: a store of one group has no attempts, and its commands
 	// travel together anyway.
@@ -82,7 +83,7 @@ type Service struct {
 		confirming map[pdpb.RegionID]chan struct{}
 		todo       []Action
 		workers    int
-		alone      int // workers that end a lease whose end has failed before
+		pace       pace
 		closed     bool
 	}
 }
@@ -99,6 +100,7 @@ func NewService(cfg Config) *Service {
 	s.mu.awake = map[pdpb.RegionID]bool{}
 	s.mu.waiting = map[int64][]chan struct{}{}
 	s.mu.confirming = map[pdpb.RegionID]chan struct{}{}
+	s.mu.pace = newPace(cfg.Workers)
 	return s
 }
 
@@ -199,6 +201,7 @@ func (s *Service) Tick() {
 	if s.mu.closed {
 		return
 	}
+	s.mu.pace.tick(s.now())
 	s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo)
 	s.startLocked()
 }
@@ -211,39 +214,40 @@ func (s *Service) startLocked() {
 	}
 }
 
-// togetherMax bounds the leases that are ended, or recorded, together. What that costs grows little with
-// their number; what a watcher gets in one revision grows with it.
-const togetherMax = 256
-
-// aloneShare is the part of the workers that may be busy with ends that have failed before: each may
-// take as long as a request may.
-const aloneShare = 8
-
 // nextLocked is the place in the list of what is done next; what has failed before comes last. It is -1
 // when there is nothing to do now.
 func (s *Service) nextLocked() int {
-	i := slices.IndexFunc(s.mu.todo, func(a Action) bool { return !a.Alone })
-	if i < 0 && len(s.mu.todo) > 0 && s.mu.alone < max(1, s.cfg.Workers/aloneShare) {
-		i = 0
+	alone := -1
+	for i := range s.mu.todo {
+		switch a := &s.mu.todo[i]; {
+		case !s.mu.pace.may(a):
+		case !a.Alone:
+			return i
+		case alone < 0:
+			alone = i
+		}
 	}
-	return i
+	return alone
 }
 
-// takeLocked takes an action off the list, and with it others of the same kind and region, unless it has
-// to be carried out alone.
+// takeLocked takes an action off the list, and with it others that may be carried out together with it,
+// unless it has to be carried out alone.
 func (s *Service) takeLocked(at int) []Action {
 	first, most := s.mu.todo[at], togetherMax
 	if first.Alone || first.Kind == Expire && s.cfg.OneByOne {
 		most = 1
 	}
 	var list []Action
-	s.mu.todo = slices.DeleteFunc(s.mu.todo, func(a Action) bool {
-		if len(list) == most || a.Kind != first.Kind || a.Region != first.Region || a.Term != first.Term || a.Alone != first.Alone {
-			return false
+	rest := append(s.mu.todo[:0], s.mu.todo[:at]...)
+	for _, a := range s.mu.todo[at:] {
+		if len(list) < most && a.Kind == first.Kind && a.Region == first.Region && a.Term == first.Term && a.Alone == first.Alone &&
+			(a.Kind != Expire || a.Group == first.Group) {
+			list = append(list, a)
+		} else {
+			rest = append(rest, a)
 		}
-		list = append(list, a)
-		return true
-	})
+	}
+	s.mu.todo = rest
 	return list
 }
 
@@ -254,41 +258,39 @@ func (s *Service) work() {
 	defer func() { s.mu.workers-- }()
 	for at := s.nextLocked(); at >= 0; at = s.nextLocked() {
 		list := s.takeLocked(at)
-		if list[0].Alone {
-			s.mu.alone++
-		}
+		f := s.mu.pace.begin(list, s.now())
 		s.startLocked()
 		s.mu.Unlock()
-		var err error
-		switch a := list[0]; a.Kind {
-		case Expire:
-			ids := make([]int64, len(list))
-			for i := range list {
-				ids[i] = list[i].ID
-			}
-			err = s.cfg.Store.LeaseExpire(s.ctx, ids, a.Term)
-		case Checkpoint:
-			left := make([]regionpb.LeaseLeft, len(list))
-			for i := range list {
-				left[i] = regionpb.LeaseLeft{ID: list[i].ID, Remaining: list[i].Remaining}
-			}
-			// One that is lost costs precision after an election, and the next one comes.
-			err = s.cfg.Store.LeaseCheckpoint(s.ctx, left, a.Term)
-		}
+		err := s.carryOut(list)
 		s.mu.Lock()
-		if list[0].Alone {
-			s.mu.alone--
-		}
+		s.mu.pace.end(f)
 		for _, a := range list {
 			if err != nil || a.Kind == Checkpoint {
 				s.mu.core.Ended(a, s.now())
 				s.wakeLocked(a.ID)
 			}
 		}
-		if len(s.mu.todo) == 0 && !s.mu.closed {
-			s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo[:0]) // room was made
+		if !s.mu.closed {
+			s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo) // room was made
 		}
 	}
+}
+
+// carryOut does what actions of one kind, region and term ask for.
+func (s *Service) carryOut(list []Action) error {
+	if list[0].Kind == Checkpoint {
+		left := make([]regionpb.LeaseLeft, len(list))
+		for i := range list {
+			left[i] = regionpb.LeaseLeft{ID: list[i].ID, Remaining: list[i].Remaining}
+		}
+		// One that is lost costs precision after an election, and the next one comes.
+		return s.cfg.Store.LeaseCheckpoint(s.ctx, left, list[0].Term)
+	}
+	ids := make([]int64, len(list))
+	for i := range list {
+		ids[i] = list[i].ID
+	}
+	return s.cfg.Store.LeaseExpire(s.ctx, ids, list[0].Term)
 }
 
 // Grant makes a lease. id 0 lets the service choose one. It returns what was granted.

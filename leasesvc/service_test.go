@@ -25,6 +25,9 @@ type fakeStore struct {
 	fail     int           // so many of them fail
 	stuck    int64         // leases from this id on cannot be ended, nor can others with them; 0 none
 	hang     time.Duration // how long that takes
+	takes    time.Duration // how long an end takes that succeeds
+	ending   int           // leases that are being ended, not the stuck ones
+	most     int           // of them at one time
 	confirms int           // calls of Confirm
 	refuse   error         // what Confirm answers
 	round    time.Duration // how long Confirm takes
@@ -46,9 +49,18 @@ func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) err
 	stuck := f.stuck > 0 && slices.Max(ids) >= f.stuck
 	failed := f.fail > 0 || stuck
 	f.fail--
+	if !stuck {
+		f.ending += len(ids)
+		f.most = max(f.most, f.ending)
+	}
 	f.mu.Unlock()
 	if stuck {
 		time.Sleep(f.hang) // fake time
+	} else {
+		time.Sleep(f.takes)
+		f.mu.Lock()
+		f.ending -= len(ids)
+		f.mu.Unlock()
 	}
 	if failed {
 		return errors.New("no quorum")
@@ -203,7 +215,7 @@ func TestManyStuckLeases(t *testing.T) {
 		}
 		tick(39 * time.Second)
 		s.mu.Lock()
-		alone, workers := s.mu.alone, s.mu.workers
+		alone, workers := s.mu.pace.alone, s.mu.workers
 		s.mu.Unlock()
 		if alone != 2 || workers != 2 {
 			t.Errorf("%d of %d workers end what has failed, want 2", alone, workers)
@@ -213,10 +225,67 @@ func TestManyStuckLeases(t *testing.T) {
 			t.Errorf("%d leases are left, want the stuck ones", left)
 		}
 		s.Close()
-		if s.mu.alone != 0 || s.mu.workers != 0 {
-			t.Errorf("%d of %d workers are left", s.mu.alone, s.mu.workers)
+		if s.mu.pace.alone != 0 || s.mu.workers != 0 {
+			t.Errorf("%d of %d workers are left", s.mu.pace.alone, s.mu.workers)
 		}
 	})
+}
+
+// TestStorm: a region whose leases end all at once has only so many of them under way at a time, and always
+// some.
+func TestStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 20_000
+		f := &fakeStore{takes: 20 * time.Millisecond}
+		s := newService(f, Config{}, n, 10)
+		defer s.Close()
+		time.Sleep(10 * time.Second)
+		s.Tick()
+		began := time.Now()
+		for s.leases() > 0 && time.Since(began) < time.Minute {
+			time.Sleep(100 * time.Millisecond)
+			s.Tick()
+			synctest.Wait()
+		}
+		want := time.Duration(n/(2*groupMax)+2) * f.takes // two regions
+		if took := time.Since(began); took > want+100*time.Millisecond {
+			t.Errorf("took %v, want %v", took, want)
+		}
+		if f.most > 2*groupMax || f.most > youngMax {
+			t.Errorf("%d leases were ended at one time", f.most)
+		}
+	})
+}
+
+// TestStuckGroup: leases of one region end in time although as many others, of the same region and due at
+// the same moment, have keys where there is no quorum: more than are ever ended at one time.
+func TestStuckGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, first = 10_000, 1_000_000
+		f := &fakeStore{stuck: first, hang: 7 * time.Second, takes: 20 * time.Millisecond}
+		s := newService(f, Config{}, 0, 0)
+		defer s.Close()
+		for id := range int64(n) {
+			s.Changed(regionOf(0), first+2*id, &regionpb.LeaseRecord{TTL: 10, Spans: []mvcc.Span{mvcc.Key([]byte("dead"))}})
+			s.Changed(regionOf(0), 2*id, &regionpb.LeaseRecord{TTL: 10})
+		}
+		time.Sleep(10 * time.Second)
+		for range 10 {
+			s.Tick()
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+		}
+		if left := s.leases(); left != n {
+			t.Errorf("%d leases are left after a second, want the stuck ones", left)
+		}
+	})
+}
+
+// leases is the number of leases whose time is kept here.
+func (s *Service) leases() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.core.Total()
 }
 
 // TestList: leases whose time is kept here come first, by when they end, whether or not a quorum has

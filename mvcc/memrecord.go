@@ -34,19 +34,24 @@ func (s *memState) spanRecords(kind RecordKind, span Span) []memRecord {
 
 // Attached implements Reader, by looking at every key: the model of what the engine keeps an index
 // for.
-func (s *MemStore) Attached(lease int64, span Span, fn func(key []byte) bool) error {
-	var found [][]byte
+func (s *MemStore) Attached(leases []int64, span Span, fn func(lease int64, key []byte) bool) error {
+	found := make(map[int64][][]byte, len(leases))
+	for _, lease := range leases {
+		found[lease] = nil
+	}
 	s.mu.RLock()
 	s.live.visit(span, Latest, func(v *Version) bool {
-		if !v.Tombstone() && v.Lease == lease {
-			found = append(found, v.Key)
+		if keys, ok := found[v.Lease]; ok && !v.Tombstone() {
+			found[v.Lease] = append(keys, v.Key)
 		}
 		return true
 	})
 	s.mu.RUnlock()
-	for _, key := range found {
-		if !fn(key) {
-			break
+	for _, lease := range leases {
+		for _, key := range found[lease] {
+			if !fn(lease, key) {
+				return nil
+			}
 		}
 	}
 	return nil
@@ -58,6 +63,16 @@ func (s *MemStore) Record(k RecordKey) ([]byte, bool, error) {
 	defer s.mu.RUnlock()
 	r, ok := s.live.records.Get(memRecord{key: k})
 	return bytes.Clone(r.value), ok, nil
+}
+
+// Lookup implements Reader. fn runs without the store's lock and may use the store.
+func (s *MemStore) Lookup(keys []RecordKey, fn func(i int, value []byte)) error {
+	for i, k := range keys {
+		if value, ok, _ := s.Record(k); ok {
+			fn(i, value)
+		}
+	}
+	return nil
 }
 
 // Records implements Reader. fn runs without the store's lock and may use the store.

@@ -93,15 +93,18 @@ type Reader interface {
 	Scan(span Span, at Revision, opts ScanOptions, fn func(v *Version) bool) error
 	// Count returns the number of keys of span that are alive at the revision.
 	Count(span Span, at Revision) (int64, error)
-	// Attached calls fn with each key of span whose newest version names the lease, in key order,
-	// until fn returns false.
-	Attached(lease int64, span Span, fn func(key []byte) bool) error
+	// Attached calls fn with each key of span whose newest version names one of some leases, lease
+	// after lease as they are given, each with its keys in order, until fn returns false. It is
+	// quickest when ids ascend.
+	Attached(leases []int64, span Span, fn func(lease int64, key []byte) bool) error
 	// Events calls fn with every event of span whose revision lies in [from, to], both ends
 	// included, in (Mod, Sub) order, from one state. `from` must not lie below the span's floor:
 	// events there are partly gone. The slices are valid during the call.
 	Events(ctx context.Context, from, to Revision, span Span, fn func(v *Version) error) error
 	// Record returns a record of the system space, false when there is none.
 	Record(k RecordKey) ([]byte, bool, error)
+	// Lookup calls fn with each of some records that is there, by its place in keys, in their order.
+	Lookup(keys []RecordKey, fn func(i int, value []byte)) error
 	// Records calls fn with each record of a kind that lies in span, in order, until fn returns
 	// false.
 	Records(kind RecordKind, span Span, fn func(k RecordKey, value []byte) bool) error

@@ -22,9 +22,10 @@ func (nullStore) Get([]byte, mvcc.Revision) (mvcc.Version, bool, error) {
 func (nullStore) Scan(mvcc.Span, mvcc.Revision, mvcc.ScanOptions, func(*mvcc.Version) bool) error {
 	return nil
 }
-func (nullStore) Count(mvcc.Span, mvcc.Revision) (int64, error)      { return 0, nil }
-func (nullStore) Attached(int64, mvcc.Span, func([]byte) bool) error { return nil }
-func (nullStore) Record(mvcc.RecordKey) ([]byte, bool, error)        { return nil, false, nil }
+func (nullStore) Count(mvcc.Span, mvcc.Revision) (int64, error)               { return 0, nil }
+func (nullStore) Attached([]int64, mvcc.Span, func(int64, []byte) bool) error { return nil }
+func (nullStore) Lookup([]mvcc.RecordKey, func(int, []byte)) error            { return nil }
+func (nullStore) Record(mvcc.RecordKey) ([]byte, bool, error)                 { return nil, false, nil }
 func (nullStore) Records(mvcc.RecordKind, mvcc.Span, func(mvcc.RecordKey, []byte) bool) error {
 	return nil
 }

@@ -2,7 +2,9 @@ package region
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"braid/mvcc"
@@ -17,8 +19,8 @@ import (
 //	          then registers the region as well (L3)
 //	put       from then on a put there needs no trip: registered means that the lease exists,
 //	          because whoever ends it locks it here too (L2) and takes the registration away
-//	end       a lease with keys only where its record is, is one command; else an attempt over
-//	          several regions: prepare.go
+//	end       leases with keys only where their records are, are one command, also when there are
+//	          several; else an attempt over several regions: prepare.go
 
 // leaseState is what the leader knows of leases beside records.
 type leaseState struct {
@@ -162,24 +164,67 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 // registered is the value of a registration.
 var registered = []byte{1}
 
-// attached returns the keys that are attached to a lease here, pending ones included, in order.
-// With detaching come those too that a pending version takes off the lease.
-func (e *evaluator) attached(id int64, detaching bool) [][]byte {
-	var keys [][]byte
-	if err := e.r.Attached(id, e.span, func(key []byte) bool {
-		if detaching || e.ov.get(key) == nil {
-			keys = append(keys, bytes.Clone(key))
+// leaseRecords returns the records of leases in their order; nil where there is none.
+func (e *evaluator) leaseRecords(ids []int64) []*regionpb.LeaseRecord {
+	out := make([]*regionpb.LeaseRecord, len(ids))
+	decode := func(i int, data []byte) {
+		rec, err := regionpb.DecodeLeaseRecord(data)
+		if err != nil {
+			e.err = fmt.Errorf("record of lease %x: %w", uint64(ids[i]), err)
 		}
-		return true
+		out[i] = rec
+	}
+	keys, at := make([]mvcc.RecordKey, 0, len(ids)), make([]int, 0, len(ids))
+	for i, id := range ids {
+		k := regionpb.LeaseKey(id)
+		if data, ok := e.ov.records.get(k); !ok {
+			keys, at = append(keys, k), append(at, i)
+		} else if len(data) > 0 {
+			decode(i, data)
+		}
+	}
+	if err := e.r.Lookup(keys, func(i int, data []byte) { decode(at[i], data) }); err != nil {
+		e.err = err
+	}
+	return out
+}
+
+// attachment is a key that is attached to a lease.
+type attachment struct {
+	lease int64
+	key   []byte
+}
+
+// attached returns the keys that are attached to leases here, pending ones included, in order; no more
+// than most of those that are applied. With detaching come those too that a pending version takes off its
+// lease; such a key may come twice, of two leases.
+func (e *evaluator) attached(ids []int64, detaching bool, most int) []attachment {
+	var list []attachment
+	var room []byte // for the keys of several
+	if err := e.r.Attached(ids, e.span, func(lease int64, key []byte) bool {
+		if detaching || e.ov.get(key) == nil {
+			if len(room)+len(key) > cap(room) {
+				room = make([]byte, 0, max(len(key), min(64+16*cap(room), 16<<10)))
+			}
+			n := len(room)
+			room = append(room, key...)
+			list = append(list, attachment{lease, room[n:len(room):len(room)]})
+		}
+		return len(list) < most
 	}); err != nil {
 		e.err = err
 	}
-	n := len(keys)
-	if keys = e.ov.attached(id, keys); len(keys) > n {
-		slices.SortFunc(keys, bytes.Compare)
-		keys = slices.CompactFunc(keys, bytes.Equal)
+	n := len(list)
+	for _, id := range ids {
+		list = e.ov.attached(id, list)
 	}
-	return keys
+	if len(ids) > 1 || len(list) > n {
+		slices.SortFunc(list, func(a, b attachment) int {
+			return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(a.lease, b.lease))
+		})
+		list = slices.CompactFunc(list, func(a, b attachment) bool { return a.lease == b.lease && bytes.Equal(a.key, b.key) })
+	}
+	return list
 }
 
 // runLease evaluates a command on a lease.
@@ -204,10 +249,13 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseTermOver)
 		return refusal, nil
 	}
-	if l.Op == regionpb.LeaseCheckpoint {
+	switch l.Op {
+	case regionpb.LeaseCheckpoint:
 		e.checkpoint(l)
 		e.leaseAnswer()
 		return evaluated, e.err
+	case regionpb.LeaseRevoke:
+		return e.revoke(l)
 	}
 	rec := e.leaseRecord(l.ID)
 	switch {
@@ -231,21 +279,71 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 			rec.Spans = spans
 			e.setRecord(regionpb.LeaseKey(l.ID), rec.Append(nil))
 		}
-	case l.Op == regionpb.LeaseRevoke && slices.ContainsFunc(rec.Spans, func(s mvcc.Span) bool { return !e.span.Covers(s) }):
-		cmd.fault = regionpb.ErrorOf(regionpb.LeaseSpread)
-		return refusal, nil
-	case l.Op == regionpb.LeaseRevoke:
-		own := revision{num: &cmd.num}
-		for _, key := range e.attached(l.ID, false) {
-			if !e.visit(nil) {
-				return exhausted, nil
-			}
-			e.write(regionpb.Effect{Key: key, Delete: true, Detach: l.ID}, pending{mod: own})
-		}
-		e.setRecord(regionpb.LeaseKey(l.ID), nil)
 	}
 	e.leaseAnswer()
 	return evaluated, e.err
+}
+
+// revoke ends leases, all or none, and deletes their keys, in the order of keys. Several that are too
+// much for one command, or whose records do not all lie here, are refused with TooLarge: their parts may
+// fare better.
+func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
+	ids, cmd := l.IDs(), e.cmd
+	refuse := func(code regionpb.Code) (verdict, error) {
+		cmd.fault = regionpb.ErrorOf(code)
+		return refusal, e.err
+	}
+	if slices.ContainsFunc(ids, func(id int64) bool { return !e.span.Contains(regionpb.LeasePlace(id)) }) {
+		return refuse(regionpb.TooLarge)
+	}
+	// Those that are ended together have keys in the same regions: the first one tells of most.
+	found, first := 0, e.leaseRecords(ids[:1])
+	if e.spread(first[0]) && e.err == nil {
+		return refuse(regionpb.LeaseSpread)
+	}
+	records := append(first, e.leaseRecords(ids[1:])...)
+	if e.err != nil {
+		return undecided, e.err
+	}
+	for i, rec := range records {
+		if rec == nil {
+			continue
+		}
+		if e.spread(rec) {
+			return refuse(regionpb.LeaseSpread)
+		}
+		ids[found] = ids[i]
+		found++
+	}
+	if ids = ids[:found]; found == 0 {
+		cmd.fault = regionpb.ErrorOf(regionpb.LeaseNotFound)
+		return evaluated, e.err
+	}
+	most := math.MaxInt
+	if e.whole && found > 1 {
+		return refuse(regionpb.TooLarge) // a command of one lease may take its time
+	} else if !e.whole {
+		most = max(e.left, 0) + 1
+	}
+	list := e.attached(ids, false, most)
+	own := revision{num: &cmd.num}
+	cmd.effects = make([]regionpb.Effect, 0, len(list))
+	for i := range list {
+		if !e.visit(nil) {
+			return exhausted, nil
+		}
+		e.write(regionpb.Effect{Key: list[i].key, Delete: true, Detach: list[i].lease}, pending{mod: own})
+	}
+	for _, id := range ids {
+		e.setRecord(regionpb.LeaseKey(id), nil)
+	}
+	e.leaseAnswer()
+	return evaluated, e.err
+}
+
+// spread says whether a lease may have keys in other regions.
+func (e *evaluator) spread(rec *regionpb.LeaseRecord) bool {
+	return rec != nil && slices.ContainsFunc(rec.Spans, func(s mvcc.Span) bool { return !e.span.Covers(s) })
 }
 
 // checkpoint records what leases have left.
@@ -348,14 +446,19 @@ func leaseLocks(l *regionpb.LeaseCommand) []regionpb.LockSpan {
 // applied state, so a key that is being detached counts, until that is applied: its pending version
 // makes the lock wait.
 func (e *evaluator) withKeys(spans []regionpb.LockSpan) []regionpb.LockSpan {
-	out := slices.Clip(spans)
+	var ids []int64
 	for i := range spans {
-		if spans[i].Lease == 0 || !spans[i].Exclusive {
-			continue
+		if spans[i].Lease != 0 && spans[i].Exclusive {
+			ids = append(ids, spans[i].Lease)
 		}
-		for _, key := range e.attached(spans[i].Lease, true) {
-			out = append(out, regionpb.LockSpan{Span: mvcc.Key(key), Exclusive: true})
-		}
+	}
+	if len(ids) == 0 {
+		return slices.Clip(spans)
+	}
+	keys := e.attached(ids, true, math.MaxInt)
+	out := append(make([]regionpb.LockSpan, 0, len(spans)+len(keys)), spans...)
+	for i := range keys {
+		out = append(out, regionpb.LockSpan{Span: mvcc.Key(keys[i].key), Exclusive: true})
 	}
 	return out
 }

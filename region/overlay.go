@@ -117,10 +117,10 @@ func (o *overlay) put(key []byte, p pending) {
 }
 
 // attached appends the keys that pending versions attach to a lease; some may come twice.
-func (o *overlay) attached(id int64, dst [][]byte) [][]byte {
+func (o *overlay) attached(id int64, dst []attachment) []attachment {
 	for _, key := range o.leased.byLease[id] {
 		if p := o.get(key); p != nil && !p.tombstone() && p.lease == id {
-			dst = append(dst, key)
+			dst = append(dst, attachment{id, key})
 		}
 	}
 	return dst

@@ -167,7 +167,7 @@ func (r *Replica) readNow(req *regionpb.ReadRequest) (*regionpb.ReadResponse, er
 
 // readAt reads applied state at rev.
 func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionpb.ReadResponse, error) {
-	if req.Leases || req.Lease != 0 {
+	if req.Leases || req.Lease != 0 || len(req.Of) > 0 {
 		return r.readLeases(req, rev)
 	}
 	resp := &regionpb.ReadResponse{}

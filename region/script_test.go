@@ -1,6 +1,7 @@
 package region
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -132,19 +133,27 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		h.work()
 		h.log.dropAll = false
 	case "grant":
-		h.r.Write(&Write{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: 5, TTL: 60}, Reply: func(_ *pb.TxnResponse, err error) {
+		h.r.Write(&Write{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: int64(arg(d, "lease", 5)), TTL: 60}, Reply: func(_ *pb.TxnResponse, err error) {
 			if err != nil {
 				s.printf("  grant: %v\n", err)
 			}
 		}})
 		h.work()
+	case "register":
+		cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseRegister, ID: int64(arg(d, "lease", 5)), Span: mvcc.Span{Start: []byte(word(d, "key")), End: []byte(word(d, "end"))}}
+		h.r.Write(&Write{Lease: cmd, Reply: func(*pb.TxnResponse, error) {}})
+		h.work()
 	case "end":
-		cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: int64(arg(d, "lease", 5)), Term: arg(d, "term", 0)}
-		h.r.Write(&Write{Lease: cmd, Reply: func(resp *pb.TxnResponse, err error) {
+		ids := []int64{int64(arg(d, "lease", 5))}
+		if more := word(d, "leases"); more != "" {
+			ids = idList(more)
+		}
+		h.r.Write(&Write{Lease: regionpb.RevokeLeases(ids, arg(d, "term", 0)), Reply: func(resp *pb.TxnResponse, err error) {
+			name := strings.Trim(fmt.Sprint(ids), "[]")
 			if err != nil {
-				s.printf("  end of %d: %v\n", cmd.ID, err)
+				s.printf("  end of %s: %v\n", name, err)
 			} else {
-				s.printf("  end of %d: rev %d\n", cmd.ID, resp.Header.Revision)
+				s.printf("  end of %s: rev %d\n", name, resp.Header.Revision)
 			}
 		}})
 		h.work()
@@ -383,6 +392,9 @@ func (s *script) read(h *host, d *datadriven.TestData) {
 			req.Span.End = []byte(e)
 		}
 	}
+	if of := word(d, "of"); of != "" {
+		req.Of, req.Leases, req.WantCount, req.MaxBytes = idList(of), has(d, "records"), false, int64(arg(d, "bytes", 0))
+	}
 	if k := word(d, "keys"); k != "" {
 		for _, k := range strings.Split(k, "+") {
 			req.Keys = append(req.Keys, []byte(k))
@@ -401,9 +413,28 @@ func (s *script) read(h *host, d *datadriven.TestData) {
 		s.printf(" more from %s", resp.Resume)
 	}
 	for _, kv := range resp.KVs {
-		s.printf(" %s=%s@%d", kv.Key, kv.Value, kv.ModRevision)
+		switch {
+		case req.Leases:
+			rec, err := regionpb.DecodeLeaseRecord(kv.Value)
+			must(err)
+			s.printf(" %d %v", binary.BigEndian.Uint64(kv.Key), rec)
+		case len(req.Of) > 0:
+			s.printf(" %s of %d", kv.Key, kv.Lease)
+		default:
+			s.printf(" %s=%s@%d", kv.Key, kv.Value, kv.ModRevision)
+		}
 	}
 	s.printf("\n")
+}
+
+// idList reads ids that are joined by plus signs.
+func idList(s string) (ids []int64) {
+	for _, f := range strings.Split(s, "+") {
+		id, err := strconv.ParseInt(f, 10, 64)
+		must(err)
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // parseTxn reads "[cut=N] [cond & cond ?] op; op [: op; op]" with conditions "key target op number" and

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -23,30 +26,19 @@ func (r *Router) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.R
 	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: id, Term: term})
 }
 
-// LeaseExpire ends leases whose records lie in one region, as leader of that region's term (L5). Those
-// that are ended together end at one revision, unless they have too much for one attempt. Of what has
-// ended already nothing is said.
+// LeaseExpire ends leases whose records lie in one region, as leader of that region's term (L5): by one
+// command if all their keys lie there as well, else by one attempt. Those that are ended together end at
+// one revision, unless they have too much for that. Of what has ended already nothing is said.
 func (r *Router) LeaseExpire(ctx context.Context, ids []int64, term uint64) error {
-	if len(ids) == 1 {
-		_, err := r.LeaseRevoke(ctx, ids[0], term)
-		if codeOf(err) == regionpb.LeaseNotFound {
-			return nil
-		}
+	ids = slices.Sorted(slices.Values(ids)) // what lies together is read quickest in order
+	switch _, err := r.lease(ctx, regionpb.RevokeLeases(ids, term)); {
+	case codeOf(err) == regionpb.TooLarge && len(ids) > 1:
+		n := len(ids) / 2
+		return errors.Join(r.LeaseExpire(ctx, ids[:n], term), r.LeaseExpire(ctx, ids[n:], term))
+	case codeOf(err) != regionpb.LeaseNotFound:
 		return err
 	}
-	rctx, cancel := r.deadline(ctx)
-	resp, err := r.attempts(rctx, &revokeJob{r: r, ids: ids, term: term})
-	cancel()
-	switch err = settle(ctx, err); codeOf(err) {
-	case regionpb.TooLarge:
-		return errors.Join(r.LeaseExpire(ctx, ids[:len(ids)/2], term), r.LeaseExpire(ctx, ids[len(ids)/2:], term))
-	case regionpb.LeaseNotFound:
-		return nil
-	}
-	if err == nil {
-		r.told.raise(resp.Header.GetRevision())
-	}
-	return err
+	return nil
 }
 
 // LeaseCheckpoint records what leases have left, whose records lie in one region, by one command. With
@@ -181,14 +173,124 @@ func (r *Router) leasesIn(ctx context.Context, p point, span mvcc.Span) ([]regio
 			return nil, err
 		}
 		for _, kv := range kvs {
-			rec, err := regionpb.DecodeLeaseRecord(kv.Value)
-			if err != nil || len(kv.Key) != 8 {
-				return nil, errors.Join(errInvalid, err)
+			l, err := leaseOf(kv)
+			if err != nil {
+				return nil, err
 			}
-			list = append(list, regionpb.Lease{ID: int64(binary.BigEndian.Uint64(kv.Key)), Record: rec})
+			list = append(list, l)
 		}
 	}
 	return list, nil
+}
+
+// leaseOf reads a lease from a reply.
+func leaseOf(kv *mvccpb.KeyValue) (regionpb.Lease, error) {
+	rec, err := regionpb.DecodeLeaseRecord(kv.Value)
+	if err != nil || len(kv.Key) != 8 {
+		return regionpb.Lease{}, errors.Join(errInvalid, err)
+	}
+	return regionpb.Lease{ID: int64(binary.BigEndian.Uint64(kv.Key)), Record: rec}, nil
+}
+
+// records reads the records of leases; those that there are not are missing from the result.
+func (r *Router) records(ctx context.Context, p point, ids []int64) (map[int64]*regionpb.LeaseRecord, error) {
+	out := make(map[int64]*regionpb.LeaseRecord, len(ids))
+	for len(ids) > 0 {
+		var here, others []int64
+		resp, err := r.ask(ctx, regionpb.LeasePlace(ids[0]), func(d *pdpb.Descriptor) *regionpb.ReadRequest {
+			here, others = nil, nil
+			for _, id := range ids {
+				if d.Span.Contains(regionpb.LeasePlace(id)) {
+					here = append(here, id)
+				} else {
+					others = append(others, id)
+				}
+			}
+			return &regionpb.ReadRequest{Cut: p.cut, Rev: p.rev, Span: d.Span, Leases: true, Of: here}
+		})
+		if err != nil {
+			return nil, err
+		}
+		if resp.Count < 1 || resp.Count > int64(len(here)) {
+			return nil, fmt.Errorf("%w: %d of %d leases", errInvalid, resp.Count, len(here))
+		}
+		for _, kv := range resp.KVs {
+			l, err := leaseOf(kv)
+			if err != nil {
+				return nil, err
+			}
+			out[l.ID] = l.Record
+		}
+		ids = append(here[resp.Count:], others...)
+	}
+	return out, nil
+}
+
+// attached calls fn with the keys of a span that are attached to leases now, which is at the point or
+// later.
+func (r *Router) attached(ctx context.Context, p point, span mvcc.Span, ids []int64, fn func(lease int64, key []byte)) error {
+	for len(ids) > 0 && !span.Empty() {
+		var clip mvcc.Span // what one region has of the span
+		resp, err := r.ask(ctx, span.Start, func(d *pdpb.Descriptor) *regionpb.ReadRequest {
+			clip = span.Intersect(d.Span)
+			return &regionpb.ReadRequest{Cut: p.cut, Span: clip, Of: ids, MaxBytes: r.opts.PageBytes}
+		})
+		if err != nil {
+			return err
+		}
+		n := int(resp.Count)
+		if n < 0 || n > len(ids) {
+			return fmt.Errorf("%w: keys of %d of %d leases", errInvalid, n, len(ids))
+		}
+		for _, kv := range resp.KVs {
+			if kv.Lease == 0 {
+				return fmt.Errorf("%w: a key of no lease", errInvalid)
+			}
+			fn(kv.Lease, kv.Key)
+		}
+		if n == 0 { // it has more keys than one reply holds
+			for s := r.scan(p.view(0), selection{lease: ids[0]}, clip); !s.done; {
+				kvs, err := s.next(ctx, 0)
+				if err != nil {
+					return err
+				}
+				for _, kv := range kvs {
+					fn(ids[0], kv.Key)
+				}
+			}
+			n = 1
+		}
+		if err := r.attached(ctx, p, clip, ids[n:], fn); err != nil {
+			return err
+		}
+		if clip.End == nil {
+			return nil
+		}
+		span.Start = clip.End
+	}
+	return nil
+}
+
+// ask reads once from the region that owns a key, of which req is told, and again while nothing was read.
+func (r *Router) ask(ctx context.Context, key []byte, req func(d *pdpb.Descriptor) *regionpb.ReadRequest) (*regionpb.ReadResponse, error) {
+	for b := r.backoff(); ; {
+		err := error(ErrNoRegion)
+		if d, ok := find(r.oracle.Regions(), key); ok {
+			q := req(d)
+			q.Region, q.Epoch = d.ID, d.Epoch
+			var resp *regionpb.ReadResponse
+			if resp, err = r.stores.Read(ctx, *d, q); err == nil {
+				return resp, nil
+			}
+			err = raced(err)
+		}
+		if !readAgain(err) {
+			return nil, err
+		}
+		if werr := b.wait(ctx); werr != nil {
+			return nil, werr
+		}
+	}
 }
 
 // leaseWrite is where a write with a command on a lease goes.

@@ -86,7 +86,8 @@ func (r *Router) attachable(ctx context.Context, p point, span mvcc.Span, lease 
 // of keys like everything else (T5); if that has changed, the attempt is repeated.
 //
 // Several are ended together only when their time is up: what an attempt costs hardly depends on what
-// it carries, and leases often end together.
+// it carries, and leases often end together. All that is read of them is read with one question to each
+// region.
 type revokeJob struct {
 	r    *Router
 	ids  []int64
@@ -94,7 +95,7 @@ type revokeJob struct {
 }
 
 func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error) {
-	var records []*regionpb.LeaseRecord
+	var records map[int64]*regionpb.LeaseRecord
 	err := j.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
 		records, err = j.r.records(ctx, p, j.ids)
 		return err
@@ -104,15 +105,15 @@ func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor)
 	}
 	byRegion := map[pdpb.RegionID]*participant{}
 	var list []*participant
-	for i, id := range j.ids {
-		if records[i] == nil {
+	for _, id := range j.ids {
+		if records[id] == nil {
 			continue // it has ended
 		}
 		home, ok := find(regions, regionpb.LeasePlace(id))
 		if !ok {
 			return nil, ErrNoRegion
 		}
-		for _, span := range leaseSpans(home.Span, records[i]) {
+		for _, span := range leaseSpans(home.Span, records[id]) {
 			for _, d := range overlapping(regions, span) {
 				p := byRegion[d.ID]
 				if p == nil {
@@ -140,21 +141,6 @@ func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor)
 	return parts, nil
 }
 
-// records reads the records of leases; nil where there is none.
-func (r *Router) records(ctx context.Context, p point, ids []int64) ([]*regionpb.LeaseRecord, error) {
-	out := make([]*regionpb.LeaseRecord, len(ids))
-	for i, id := range ids {
-		list, err := r.leasesIn(ctx, p, mvcc.Key(regionpb.LeasePlace(id)))
-		if err != nil {
-			return nil, err
-		}
-		if len(list) > 0 {
-			out[i] = list[0].Record
-		}
-	}
-	return out, nil
-}
-
 func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) (outcome, error) {
 	records, err := j.r.records(ctx, p, j.ids)
 	if err != nil {
@@ -167,60 +153,71 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 			locked[i][l.Lease] = true
 		}
 	}
+	for _, id := range j.ids {
+		if records[id] != nil {
+			if err := coversLease(parts, locked, id, records[id]); err != nil {
+				return outcome{}, err
+			}
+		}
+	}
+	if len(records) == 0 {
+		return outcome{}, regionpb.ErrorOf(regionpb.LeaseNotFound)
+	}
 	out := outcome{rev: p.rev, records: make([][]regionpb.RecordEffect, len(parts)), fill: func(rev mvcc.Revision) *pb.TxnResponse {
 		return &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: int64(rev)}}
 	}}
-	ended := 0
-	for n, id := range j.ids {
-		if records[n] == nil {
-			continue
-		}
-		ended++
-		home := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(regionpb.LeasePlace(id)) })
-		if home < 0 || !locked[home][id] {
-			return outcome{}, fmt.Errorf("%w: a lease was granted meanwhile", errAgain)
-		}
-		for _, span := range leaseSpans(parts[home].region.Span, records[n]) {
-			for !span.Empty() {
-				i := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(span.Start) })
-				if i < 0 || !locked[i][id] {
-					return outcome{}, fmt.Errorf("%w: a region registered meanwhile", errAgain)
-				}
-				if parts[i].region.Span.End == nil {
-					break
-				}
-				span.Start = parts[i].region.Span.End
+	for i := range parts {
+		d := &parts[i].region
+		var ids []int64
+		for _, l := range parts[i].locks {
+			if records[l.Lease] == nil {
+				continue // it has ended
 			}
-		}
-		for i := range parts {
-			if !locked[i][id] {
-				continue
-			}
-			d := &parts[i].region
-			// As of now, not of the point: the keys are locked, so it is the same, and nobody has to
-			// walk through what others have written since.
-			s := j.r.scan(p.view(0), selection{lease: id}, d.Span)
-			for !s.done {
-				kvs, err := s.next(ctx, 0)
-				if err != nil {
-					return outcome{}, err
-				}
-				for _, kv := range kvs {
-					out.effects = append(out.effects, regionpb.Effect{Key: kv.Key, Delete: true, Detach: id})
-				}
-			}
-			k := regionpb.RegisteredKey(d.Span.Start, id)
-			if i == home {
-				k = regionpb.LeaseKey(id)
+			ids = append(ids, l.Lease)
+			k := regionpb.RegisteredKey(d.Span.Start, l.Lease)
+			if d.Span.Contains(regionpb.LeasePlace(l.Lease)) {
+				k = regionpb.LeaseKey(l.Lease)
 			}
 			out.records[i] = append(out.records[i], regionpb.RecordEffect{Key: k})
 		}
-	}
-	if ended == 0 {
-		return outcome{}, regionpb.ErrorOf(regionpb.LeaseNotFound)
+		// As of now, not of the point: the keys are locked, so it is the same, and nobody has to walk
+		// through what others have written since.
+		if err := j.r.attached(ctx, p, d.Span, ids, func(lease int64, key []byte) {
+			out.effects = append(out.effects, regionpb.Effect{Key: key, Delete: true, Detach: lease})
+		}); err != nil {
+			return outcome{}, err
+		}
 	}
 	slices.SortFunc(out.effects, func(a, b regionpb.Effect) int { return bytes.Compare(a.Key, b.Key) })
 	return out, nil
+}
+
+// coversLease says whether a lease is locked wherever its keys may be.
+func coversLease(parts []participant, locked []map[int64]bool, id int64, rec *regionpb.LeaseRecord) error {
+	at := func(key []byte) int {
+		i := slices.IndexFunc(parts, func(p participant) bool { return p.region.Span.Contains(key) })
+		if i >= 0 && !locked[i][id] {
+			return -1
+		}
+		return i
+	}
+	home := at(regionpb.LeasePlace(id))
+	if home < 0 {
+		return fmt.Errorf("%w: a lease was granted meanwhile", errAgain)
+	}
+	for _, span := range leaseSpans(parts[home].region.Span, rec) {
+		for !span.Empty() {
+			i := at(span.Start)
+			if i < 0 {
+				return fmt.Errorf("%w: a region registered meanwhile", errAgain)
+			}
+			if parts[i].region.Span.End == nil {
+				break
+			}
+			span.Start = parts[i].region.Span.End
+		}
+	}
+	return nil
 }
 
 // between: the record is read anew by each attempt, and has changed only if others change it.

@@ -110,7 +110,7 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 		if errors.Is(err, errSeveral) {
 			resp, err = r.attempts(ctx, &txnJob{r: r, req: w.Txn})
 		} else if codeOf(err) == regionpb.LeaseSpread {
-			resp, err = r.attempts(ctx, &revokeJob{r: r, ids: []int64{w.Lease.ID}, term: w.Lease.Term})
+			resp, err = r.attempts(ctx, &revokeJob{r: r, ids: w.Lease.IDs(), term: w.Lease.Term})
 		} else if t, ok := notRegistered(err); ok {
 			txn := w.Txn
 			if w, err = r.register(ctx, w, t); codeOf(err) == regionpb.LeaseNotFound && txn != nil && compares(txn) {

@@ -85,46 +85,80 @@ func (b *batch) SetRecord(k mvcc.RecordKey, value []byte) (err error) {
 }
 
 // Attached implements mvcc.Reader.
-func (r reader) Attached(lease int64, span mvcc.Span, fn func(key []byte) bool) error {
-	if span.Empty() {
+//
+// One iterator goes from lease to lease: to make one costs more than to move it, and moving it a little
+// forward, as from an id to the next one, costs least.
+func (r reader) Attached(leases []int64, span mvcc.Span, fn func(lease int64, key []byte) bool) error {
+	if span.Empty() || len(leases) == 0 {
 		return nil
 	}
-	o := pebble.IterOptions{LowerBound: appendLeaseKey(nil, lease, span.Start)}
-	switch {
-	case span.End != nil:
-		o.UpperBound = appendLeaseKey(nil, lease, span.End)
-	case lease == -1:
-		o.UpperBound = []byte{spaceLease + 1}
-	default:
-		o.UpperBound = appendLeaseKey(nil, lease+1, nil)
-	}
-	err := r.each(&o, func(enc, _ []byte) (bool, error) { return fn(enc[leaseKeyLen:]), nil })
+	b := getBuf()
+	defer b.release()
+	it, err := r.src.newIter(&leaseOptions)
 	if err != nil {
-		return fmt.Errorf("engine: keys of lease %x: %w", uint64(lease), err)
+		return fmt.Errorf("engine: %w", err)
+	}
+	more := true
+	for i := 0; i < len(leases) && more; i++ {
+		b.seek = appendLeaseKey(b.seek[:0], leases[i], span.Start)
+		for ok := it.SeekGE(b.seek); ok && more; ok = more && it.Next() {
+			enc := it.Key()
+			if !bytes.Equal(enc[:leaseKeyLen], b.seek[:leaseKeyLen]) {
+				break
+			}
+			key := enc[leaseKeyLen:]
+			if span.End != nil && bytes.Compare(key, span.End) >= 0 {
+				break
+			}
+			more = fn(leases[i], key)
+		}
+		if err = it.Error(); err != nil {
+			break
+		}
+	}
+	if err = errors.Join(err, it.Close()); err != nil {
+		return fmt.Errorf("engine: keys of leases: %w", err)
 	}
 	return nil
 }
 
+// leaseOptions keep an iterator within the index of leases.
+var leaseOptions = pebble.IterOptions{LowerBound: []byte{spaceLease}, UpperBound: []byte{spaceLease + 1}}
+
 // Record implements mvcc.Reader.
 func (r reader) Record(k mvcc.RecordKey) (value []byte, found bool, err error) {
+	err = r.Lookup([]mvcc.RecordKey{k}, func(_ int, v []byte) { value, found = v, true })
+	return value, found, err
+}
+
+// Lookup implements mvcc.Reader.
+func (r reader) Lookup(keys []mvcc.RecordKey, fn func(i int, value []byte)) error {
 	b := getBuf()
 	defer b.release()
 	it, err := r.src.newIter(&getOptions)
 	if err != nil {
-		return nil, false, fmt.Errorf("engine: %w", err)
+		return fmt.Errorf("engine: %w", err)
 	}
-	b.seek = appendRecordKey(b.seek[:0], k)
-	if it.SeekPrefixGE(b.seek) && bytes.Equal(it.Key(), b.seek) {
+	for i := 0; i < len(keys) && err == nil; i++ {
+		b.seek = appendRecordKey(b.seek[:0], keys[i])
+		if !it.SeekPrefixGE(b.seek) {
+			err = it.Error()
+			continue
+		}
+		if !bytes.Equal(it.Key(), b.seek) {
+			continue
+		}
 		var enc []byte
 		if enc, err = it.ValueAndErr(); err == nil {
-			enc, err = decodePlain(enc)
+			if enc, err = decodePlain(enc); err == nil {
+				fn(i, append([]byte{}, enc...))
+			}
 		}
-		found, value = true, append([]byte{}, enc...)
 	}
 	if err = errors.Join(err, it.Close()); err != nil {
-		return nil, false, fmt.Errorf("engine: record %v: %w", k, err)
+		return fmt.Errorf("engine: records: %w", err)
 	}
-	return value, found, nil
+	return nil
 }
 
 // Records implements mvcc.Reader.

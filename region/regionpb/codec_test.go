@@ -194,9 +194,10 @@ func TestRPCRoundTrip(t *testing.T) {
 		}
 	}
 
-	r = &ReadRequest{Region: 9, Cut: 4, Lease: -8, Leases: true, NoValues: true}
-	if gr, err := DecodeReadRequest(AppendReadRequest(nil, r)); err != nil || !reflect.DeepEqual(gr, r) {
-		t.Fatalf("%+v came back as %+v, %v", r, gr, err)
+	for _, r := range []*ReadRequest{{Region: 9, Cut: 4, Lease: -8, Leases: true, NoValues: true}, {Region: 9, Leases: true, Of: []int64{7, -1, 1 << 40}}} {
+		if gr, err := DecodeReadRequest(AppendReadRequest(nil, r)); err != nil || !reflect.DeepEqual(gr, r) {
+			t.Fatalf("%+v came back as %+v, %v", r, gr, err)
+		}
 	}
 
 	rr := &ReadResponse{Count: 7, More: true, Resume: []byte("m"), Rev: 44, Now: 50, LimitHit: true, KVs: []*mvccpb.KeyValue{

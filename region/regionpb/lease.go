@@ -136,7 +136,8 @@ type LeaseOp uint8
 const (
 	// LeaseGrant makes the record, with TTL.
 	LeaseGrant LeaseOp = iota + 1
-	// LeaseRevoke removes a lease whose keys all lie in the record's region, with its keys.
+	// LeaseRevoke removes leases whose keys all lie in the record's region, with their keys: its own
+	// and those of More. Those that have ended are passed over, unless all have.
 	LeaseRevoke
 	// LeaseRegister adds Span to the record.
 	LeaseRegister
@@ -146,7 +147,7 @@ const (
 	LeaseAttach
 )
 
-// LeaseCommand is a command on one lease for the region that owns its record, LeaseAttach excepted.
+// LeaseCommand is a command on leases for the region that owns their records, LeaseAttach excepted.
 type LeaseCommand struct {
 	Op        LeaseOp
 	ID        int64
@@ -156,8 +157,28 @@ type LeaseCommand struct {
 	// Term, if not 0: only a leader of that term may execute it. Who decided that a lease is over
 	// did so by the clock of that term (L5).
 	Term uint64
-	// More are further leases of a LeaseCheckpoint, whose records lie in the same region.
+	// More are further leases of a LeaseCheckpoint or LeaseRevoke, whose records lie in the same
+	// region. A revocation says of none what it has left.
 	More []LeaseLeft
+}
+
+// RevokeLeases is a command that ends leases whose records lie in one region, at least one; with a
+// term, only as that term's leader.
+func RevokeLeases(ids []int64, term uint64) *LeaseCommand {
+	c := &LeaseCommand{Op: LeaseRevoke, ID: ids[0], Term: term}
+	for _, id := range ids[1:] {
+		c.More = append(c.More, LeaseLeft{ID: id})
+	}
+	return c
+}
+
+// IDs are the leases of a command.
+func (c *LeaseCommand) IDs() []int64 {
+	ids := append(make([]int64, 0, 1+len(c.More)), c.ID)
+	for i := range c.More {
+		ids = append(ids, c.More[i].ID)
+	}
+	return ids
 }
 
 // LeaseLeft is how many seconds a lease has left; 0 is all.

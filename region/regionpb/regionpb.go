@@ -96,11 +96,11 @@ const (
 	// Attempts over several regions, certainly not executed.
 	LockLost // the leader of the lock's term does not hold it any more (T1); not prepared
 	Aborted  // the attempt was aborted
-	TooLarge // larger than a region or a connection takes; certainly not executed, and final
+	TooLarge // larger than a region or a connection takes; certainly not executed, and final: its parts may fare better
 	// Leases.
 	LeaseExists        // a result of evaluation, recorded in the order
 	LeaseNotRegistered // Lease is not registered here; Token is for the next try (L3); not executed
-	LeaseSpread        // the lease has keys in other regions, so one region cannot end it; not executed
+	LeaseSpread        // a lease has keys in other regions, so one region cannot end it; not executed
 	LeaseTermOver      // the term in which a lease's end was decided is over (L5); not executed
 	// Abandoned: whoever asked has gone. Nobody hears it.
 	Abandoned
@@ -182,6 +182,10 @@ type ReadRequest struct {
 	// says. All look at what is applied, which includes everything through Cut; they have no history.
 	Leases bool
 	Lease  int64
+	// Of asks the same of several leases at once: with Leases for their records; without for the keys
+	// of the span that are attached to them now, each with its lease. The reply answers as many of them
+	// as fit, in their order, and Count says how many; of records it is always one at least.
+	Of []int64
 }
 
 // RegionID is pdpb.RegionID.

@@ -147,6 +147,9 @@ func (d *decoder) error() error {
 	return e
 }
 
+// readV2: V1 could not ask for several leases.
+const readV2 = 2
+
 const (
 	readKeysOnly = 1 << iota
 	readCountOnly
@@ -156,13 +159,14 @@ const (
 	readLeases
 	readAttached
 	readNoValues
+	readOf
 )
 
 // AppendReadRequest appends the encoding of r to b.
 func AppendReadRequest(b []byte, r *ReadRequest) []byte {
-	b = append(b, rpcV1)
-	var flags byte
-	set := func(on bool, bit byte) {
+	b = append(b, readV2)
+	var flags uint64
+	set := func(on bool, bit uint64) {
 		if on {
 			flags |= bit
 		}
@@ -176,7 +180,8 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 	set(r.NoValues, readNoValues)
 	set(r.Leases, readLeases)
 	set(r.Lease != 0, readAttached)
-	b = append(b, flags)
+	set(len(r.Of) > 0, readOf)
+	b = binary.AppendUvarint(b, flags)
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
 	b = binary.AppendUvarint(b, uint64(r.Cut))
@@ -198,14 +203,20 @@ func AppendReadRequest(b []byte, r *ReadRequest) []byte {
 	if r.Lease != 0 {
 		b = binary.AppendUvarint(b, zig(r.Lease))
 	}
+	if len(r.Of) > 0 {
+		b = binary.AppendUvarint(b, uint64(len(r.Of)))
+		for _, id := range r.Of {
+			b = binary.AppendUvarint(b, zig(id))
+		}
+	}
 	return b
 }
 
 // DecodeReadRequest reads what AppendReadRequest wrote; its span and keys alias data.
 func DecodeReadRequest(data []byte) (*ReadRequest, error) {
 	d := decoder{b: data}
-	d.version(rpcV1, "read request")
-	flags := d.byte()
+	d.version(readV2, "read request")
+	flags := d.uvarint()
 	r := &ReadRequest{
 		KeysOnly: flags&readKeysOnly != 0, CountOnly: flags&readCountOnly != 0, WantCount: flags&readWantCount != 0,
 		Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint()), Rev: mvcc.Revision(d.varint()),
@@ -226,6 +237,12 @@ func DecodeReadRequest(data []byte) (*ReadRequest, error) {
 	if flags&readAttached != 0 {
 		if r.Lease = d.varint(); r.Lease == 0 {
 			d.fail("lease")
+		}
+	}
+	if flags&readOf != 0 {
+		r.Of = make([]int64, d.count(1))
+		for i := range r.Of {
+			r.Of[i] = d.varint()
 		}
 	}
 	if err := d.done(); err != nil {

@@ -51,7 +51,7 @@ func (c *checker) clientOps(n int) {
 		c.nextValue++
 		o := &op{id: len(c.ops), key: k, store: s.i, begun: w.now, sentRev: c.maxAcked, fence: c.ackFence, value: fmt.Appendf(nil, "v%d", c.nextValue)}
 		o.txn = c.randomTxn(o)
-		if l := c.liveLease(); l != nil && w.chance(2) {
+		if l := c.liveLease(); l != nil && (!l.home() || c.homeOf(l.id) == w.region(r).ID) && w.chance(2) {
 			for _, x := range o.txn.Success {
 				if p := x.GetRequestPut(); p != nil {
 					p.Lease = l.id

@@ -2,6 +2,8 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -16,8 +18,8 @@ import (
 	"braid/router/txn"
 )
 
-// leaseEnd ends a lease, by one command or by an attempt over the regions that may have keys of it; or
-// several whose time is up together, by an attempt. As with crossTxn the coordinator is the product's,
+// leaseEnd ends a lease, or several whose time is up together, by one command or by an attempt over the
+// regions that may have keys of them. As with crossTxn the coordinator is the product's,
 // and its calls and its own life are simulated; what it locks and deletes follows package router's
 // revokeJob.
 type leaseEnd struct {
@@ -61,14 +63,13 @@ const endsMax = 3
 func (c *checker) endLease(e *leaseEnd) {
 	e.begun = c.w.now
 	c.leases.ends = append(c.leases.ends, e)
-	if len(e.ids) > 1 {
-		c.readForEnd(e)
-		return
-	}
-	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: e.ids[0], Term: e.term}, func(_ *pb.TxnResponse, err error) {
+	c.leaseCall(regionpb.RevokeLeases(e.ids, e.term), func(_ *pb.TxnResponse, err error) {
 		switch {
 		case errors.Is(err, regionpb.ErrorOf(regionpb.LeaseSpread)):
 			c.readForEnd(e)
+		case err == nil && len(e.ids) > 1:
+			c.w.stats.EndsTogether++
+			fallthrough
 		default:
 			c.ended(e, err)
 		}
@@ -147,7 +148,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 		})
 	case txn.Done:
 		res := e.c.Result()
-		c.w.event("end of leases %v (attempt %d) %v %d", e.ids, e.attempt, res.Outcome, res.Rev)
+		c.w.event("end of leases %v (attempt %d) %v %d %v", e.ids, e.attempt, res.Outcome, res.Rev, res.Err)
 		if res.Outcome == txn.Committed {
 			c.w.stats.SpreadEnds++
 			c.ended(e, nil)
@@ -186,18 +187,25 @@ func (c *checker) readAt(e *leaseEnd, i int, req regionpb.ReadRequest) (*regionp
 
 // readEnd reads what is missing and says whether everything is there.
 func (c *checker) readEnd(e *leaseEnd) bool {
-	for _, id := range e.ids {
-		if _, ok := e.records[id]; ok {
-			continue
+	for len(e.records) < len(e.ids) {
+		var ids []int64 // of one region
+		home := -1
+		for _, id := range e.ids {
+			at := c.regionOf(regionpb.LeasePlace(id))
+			if _, ok := e.records[id]; !ok && (home < 0 || home == at) {
+				home, ids = at, append(ids, id)
+			}
 		}
-		place := regionpb.LeasePlace(id)
-		resp, ok := c.readAt(e, c.regionOf(place), regionpb.ReadRequest{Span: mvcc.Key(place), Leases: true})
+		resp, ok := c.readAt(e, home, regionpb.ReadRequest{Span: c.w.region(home).Span, Leases: true, Of: ids})
 		if !ok {
 			return false
 		}
-		e.records[id] = nil
-		if len(resp.KVs) > 0 {
-			rec, err := regionpb.DecodeLeaseRecord(resp.KVs[0].Value)
+		for _, id := range ids[:resp.Count] {
+			e.records[id] = nil
+		}
+		for _, x := range resp.KVs {
+			id := int64(binary.BigEndian.Uint64(x.Key))
+			rec, err := regionpb.DecodeLeaseRecord(x.Value)
 			if err != nil {
 				c.w.fail("record of lease %d: %v", id, err)
 				return false
@@ -209,19 +217,29 @@ func (c *checker) readEnd(e *leaseEnd) bool {
 		return true
 	}
 	for _, p := range e.parts {
-		for _, id := range p.ids {
-			at := leaseIn{p.region, id}
-			if _, ok := e.keys[at]; ok || e.records[id] == nil {
+		for rest := p.ids; len(rest) > 0; {
+			if _, ok := e.keys[leaseIn{p.region, rest[0]}]; ok || e.records[rest[0]] == nil {
+				rest = rest[1:]
 				continue
 			}
-			resp, ok := c.readAt(e, p.region, regionpb.ReadRequest{Span: c.w.region(p.region).Span, Lease: id})
+			resp, ok := c.readAt(e, p.region, regionpb.ReadRequest{Span: c.w.region(p.region).Span, Of: rest})
+			n := 1
+			if ok && resp.Count == 0 { // more than a reply holds
+				resp, ok = c.readAt(e, p.region, regionpb.ReadRequest{Span: c.w.region(p.region).Span, Lease: rest[0]})
+			} else if ok {
+				n = int(resp.Count)
+			}
 			if !ok {
 				return false
 			}
-			e.keys[at] = nil
+			for _, id := range rest[:n] {
+				e.keys[leaseIn{p.region, id}] = nil
+			}
 			for _, x := range resp.KVs {
+				at := leaseIn{p.region, cmp.Or(x.Lease, rest[0])}
 				e.keys[at] = append(e.keys[at], x.Key)
 			}
+			rest = rest[n:]
 		}
 	}
 	return true

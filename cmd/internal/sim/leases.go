@@ -42,11 +42,11 @@ type leaseLoad struct {
 func (s *store) openLeases() {
 	s.leases = leasesvc.New(leasesvc.Options{
 		// Less than a deposed leader may take to hear of it when its clock stands still.
-		Extend: leaseExtend, CheckpointEvery: 3 * time.Second, RetryAfter: time.Second, EndingMax: 4,
+		Extend: leaseExtend, CheckpointEvery: 3 * time.Second, RetryAfter: time.Second, RetryMax: 2 * time.Second, EndingMax: 4,
 	})
 	s.leases.NoExtend, s.leases.NoConfirm, s.leases.RenewEnding = s.w.mut.noExtend, s.w.mut.noConfirm, s.w.mut.renewEnding
 	s.origin = time.Duration(s.w.rng.IntN(1e6)) * time.Millisecond
-	s.loads, s.confirming = nil, map[pdpb.RegionID]bool{}
+	s.loads, s.confirming, s.expiring = nil, map[pdpb.RegionID]bool{}, nil
 }
 
 // feedLeases makes a replica tell the store's core what it applies and when it leads.
@@ -81,21 +81,28 @@ func (w *World) stepLeases(s *store) {
 	if len(s.loads) > 0 && (w.calm || w.chance(3)) {
 		w.load(s, s.loads[0])
 	}
-	var together []leasesvc.Action
 	for _, a := range s.leases.Tick(s.leaseTime(), nil) {
 		w.event("s%d: %s", s.i, a.String())
-		if n := len(together); n > 0 && (a.Kind != leasesvc.Expire || n == endsMax || w.aim.oneGroup || a.Alone || together[0].Alone ||
-			a.Region != together[0].Region || a.Term != together[0].Term) {
-			s.carryOut(together)
-			together = nil
+		// Sometimes leases of several groups: the groups are for speed.
+		if n := len(s.expiring); n > 0 && (a.Kind != leasesvc.Expire || n == endsMax || w.aim.oneGroup || a.Alone || s.expiring[0].Alone ||
+			a.Region != s.expiring[0].Region || a.Term != s.expiring[0].Term || a.Group != s.expiring[0].Group && w.chance(2)) {
+			s.expire()
 		}
-		if together = append(together, a); a.Kind != leasesvc.Expire {
-			s.carryOut(together)
-			together = nil
+		if s.expiring = append(s.expiring, a); a.Kind != leasesvc.Expire {
+			s.expire()
 		}
 	}
-	if len(together) > 0 {
-		s.carryOut(together)
+	// For a while, so that some come together.
+	if w.calm || w.chance(40) {
+		s.expire()
+	}
+}
+
+// expire carries out what has been collected.
+func (s *store) expire() {
+	if list := s.expiring; len(list) > 0 {
+		s.expiring = nil
+		s.carryOut(list)
 	}
 }
 
@@ -163,6 +170,9 @@ type lease struct {
 	end      mvcc.Revision // of its end, or the last one before
 	took     bool          // the end took a revision
 }
+
+// home says that a lease has keys only in its own region, so that one command ends it.
+func (l *lease) home() bool { return l.id%3 == 0 }
 
 type leaseState struct {
 	all   []*lease

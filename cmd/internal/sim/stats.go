@@ -7,20 +7,20 @@ import (
 
 // Stats counts what a run did; it is also how one sees that a schedule does its work.
 type Stats struct {
-	Steps, Turns, Delivered, Lost, Duplicated       int
-	Crashes, Restarts, Partitions, Stops, Elections int
-	PDElections, Snapshots, Installs, PDInstalls    int
-	Uninitialised, Flushes, Holes, Detached         int
-	Ops, Acked, Unknown, Refused, Void, Deferred    int
-	Reads, Served, Serializable, Compacted          int
-	Cuts, Items, Fences, Compactions, GCs, Removed  int
-	Txns, Commits, Aborts                           int
-	Watches, WatchEvents, WatchMoves, Histories     int
-	Progress, ProgressAsked, WatchesCompacted       int
-	Revisions                                       int
-	Grants, Renewals, Revokes, Expiries             int
-	Registrations, LeaseEnds, SpreadEnds, Looks     int
-	Confirms                                        int
+	Steps, Turns, Delivered, Lost, Duplicated                 int
+	Crashes, Restarts, Partitions, Stops, Elections           int
+	PDElections, Snapshots, Installs, PDInstalls              int
+	Uninitialised, Flushes, Holes, Detached                   int
+	Ops, Acked, Unknown, Refused, Void, Deferred              int
+	Reads, Served, Serializable, Compacted                    int
+	Cuts, Items, Fences, Compactions, GCs, Removed            int
+	Txns, Commits, Aborts                                     int
+	Watches, WatchEvents, WatchMoves, Histories               int
+	Progress, ProgressAsked, WatchesCompacted                 int
+	Revisions                                                 int
+	Grants, Renewals, Revokes, Expiries                       int
+	Registrations, LeaseEnds, SpreadEnds, EndsTogether, Looks int
+	Confirms                                                  int
 	// Slowest is how many steps anything took that had nothing to wait for but others (see progress).
 	Slowest int
 }
@@ -34,7 +34,7 @@ func (s *Stats) fields() []*int {
 		&s.Reads, &s.Served, &s.Serializable, &s.Compacted,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
 		&s.Watches, &s.WatchEvents, &s.WatchMoves, &s.Histories, &s.WatchesCompacted, &s.ProgressAsked, &s.Progress,
-		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.Looks, &s.Confirms,
+		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.EndsTogether, &s.Looks, &s.Confirms,
 	}
 }
 
@@ -46,7 +46,7 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| reads served serializable compacted
 	| cuts items fences compactions collections removed txns commits aborts revisions
 	| watches events moves histories compacted progress-asked progress
-	| grants renewals revokes expiries registrations ends spread-ends looks confirms`)
+	| grants renewals revokes expiries registrations ends spread-ends ends-together looks confirms`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

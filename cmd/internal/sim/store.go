@@ -55,7 +55,9 @@ type store struct {
 	loads  []*leaseLoad
 	// confirming are the regions whose terms are being confirmed for leases.
 	confirming map[pdpb.RegionID]bool
-	origin     time.Duration // of its time of leases
+	// expiring are leases of one region and term that are about to be ended together.
+	expiring []leasesvc.Action
+	origin   time.Duration // of its time of leases
 }
 
 // group is a raft group with what reached it since its last turn.

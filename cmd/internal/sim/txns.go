@@ -135,7 +135,7 @@ func (c *checker) startTxn() {
 	if len(t.parts) < 2 {
 		return
 	}
-	if l := c.liveLease(); l != nil && w.chance(2) {
+	if l := c.liveLease(); l != nil && !l.home() && w.chance(2) {
 		t.lease = l.id
 	}
 	c.txns.live = append(c.txns.live, t)

@@ -1,0 +1,106 @@
+package leasesvc
+
+import "time"
+
+// pace keeps a storm of ends from those who write meanwhile: so few leases are ended at one time that
+// what others ask of the regions is served in between, and yet enough that a region always has some to
+// end. It is pure; the service asks it before it starts anything and guards it.
+//
+// What takes long does not count any more: it waits, for a region without a quorum most likely, and costs
+// nothing. Its own group stands still meanwhile, and no other does (group).
+type pace struct {
+	workers int
+	flights map[*flight]struct{}
+	groups  map[uint64]int // leases of a group that are being ended
+	young   int            // cost of what has not taken long yet
+	alone   int            // ends that have failed before
+}
+
+// flight is what a worker carries out.
+type flight struct {
+	group  uint64 // 0: no end
+	leases int
+	alone  bool
+	began  time.Duration
+	old    bool
+}
+
+const (
+	// togetherMax bounds the leases that are ended, or recorded, together. What that costs grows less
+	// than their number; what a watcher gets in one revision, and for how long a region is busy with it,
+	// grow with it.
+	togetherMax = 256
+	// groupMax bounds the leases of a group that are being ended at one time: while some are on their
+	// way through logs and cuts, the next ones are evaluated.
+	groupMax = 2 * togetherMax
+	// youngMax bounds the leases that a node ends at one time, each flight counted as flightCost more.
+	youngMax   = 4 * togetherMax
+	flightCost = 32
+	// youngFor is when a flight has taken long: many times what one takes where all is well.
+	youngFor = time.Second
+	// aloneShare is the part of the workers that may be busy with ends that have failed before: each may
+	// take as long as a request may.
+	aloneShare = 8
+)
+
+func newPace(workers int) pace {
+	return pace{workers: workers, flights: map[*flight]struct{}{}, groups: map[uint64]int{}}
+}
+
+// may says whether an action may be carried out now.
+func (p *pace) may(a *Action) bool {
+	switch {
+	case a.Kind != Expire:
+		return true
+	case p.young >= youngMax:
+		return false
+	case a.Alone:
+		return p.alone < max(1, p.workers/aloneShare)
+	}
+	return p.groups[a.Group] < groupMax
+}
+
+// begin notes that actions of one kind are carried out from now on, and returns them for end.
+func (p *pace) begin(list []Action, now time.Duration) *flight {
+	f := &flight{leases: len(list), began: now, alone: list[0].Alone}
+	if list[0].Kind != Expire {
+		return f
+	}
+	if f.alone {
+		p.alone++
+	} else {
+		f.group = list[0].Group
+		p.groups[f.group] += f.leases
+	}
+	p.young += f.cost()
+	p.flights[f] = struct{}{}
+	return f
+}
+
+func (f *flight) cost() int { return f.leases + flightCost }
+
+// end notes that it has ended.
+func (p *pace) end(f *flight) {
+	if _, ok := p.flights[f]; !ok {
+		return
+	}
+	delete(p.flights, f)
+	if !f.old {
+		p.young -= f.cost()
+	}
+	if f.alone {
+		p.alone--
+	} else if p.groups[f.group] -= f.leases; p.groups[f.group] == 0 {
+		delete(p.groups, f.group)
+	}
+}
+
+// tick lets time pass.
+func (p *pace) tick(now time.Duration) {
+	for f := range p.flights {
+		if !f.old && now-f.began > youngFor {
+			f.old = true
+			p.young -= f.cost()
+		}
+	}
+}
