@@ -171,6 +171,15 @@ const grpcOverheadBytes = 512 << 10
 // again each time. More requests than that at one time get goroutines of their own.
 const streamWorkers = 1024
 
+// Windows for what clients send. They are fixed, because gRPC finds the size of a window that grows by
+// pings: nearly one for each request of a connection with few requests at a time, two more system
+// calls on either side. A request of the greatest size needs two round trips; a connection cannot have
+// us hold more than its window of what has not been read yet.
+const (
+	streamWindowBytes = 1 << 20
+	connWindowBytes   = 4 << 20
+)
+
 // Server is the gateway of one node.
 type Server struct {
 	cfg     Config
@@ -248,6 +257,8 @@ func (s *Server) buildGRPC() error {
 		grpc.ChainStreamInterceptor(prom.StreamServerInterceptor(), s.stream),
 		grpc.UnknownServiceHandler(unknownService),
 		grpc.NumStreamWorkers(streamWorkers),
+		grpc.StaticStreamWindowSize(streamWindowBytes),
+		grpc.StaticConnWindowSize(connWindowBytes),
 	}
 	s.grpc = grpc.NewServer(append(opts, s.cfg.ServerOptions...)...)
 

@@ -163,9 +163,9 @@ func (e *evaluator) execute(txn *pb.TxnRequest, path *[]bool, resp *pb.TxnRespon
 	}
 	for i, op := range ops {
 		if r, ok := op.Request.(*pb.RequestOp_RequestPut); ok {
-			a := newPutAnswer()
-			resp.Responses[i] = &a.op
-			e.put(r.RequestPut, &a.resp)
+			out, put := regionpb.NewPutResponse()
+			resp.Responses[i] = out
+			e.put(r.RequestPut, put)
 			if e.stopped() {
 				return
 			}

@@ -62,17 +62,3 @@ func newTxnResponse() *pb.TxnResponse {
 	a.resp.Header = &a.head
 	return &a.resp
 }
-
-// putAnswer is everything that the answer to a put consists of.
-type putAnswer struct {
-	op    pb.ResponseOp
-	union pb.ResponseOp_ResponsePut
-	resp  pb.PutResponse
-	head  pb.ResponseHeader
-}
-
-func newPutAnswer() *putAnswer {
-	a := &putAnswer{}
-	a.op.Response, a.union.ResponsePut, a.resp.Header = &a.union, &a.resp, &a.head
-	return a
-}

@@ -233,7 +233,7 @@ type decidingStores struct {
 	asked int
 }
 
-func (s *decidingStores) Write(_ context.Context, _ pdpb.Descriptor, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func (s *decidingStores) Write(_ context.Context, _ <-chan struct{}, _ pdpb.Descriptor, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	if w.Lease != nil {
 		return nil, regionpb.ErrorOf(regionpb.LeaseNotFound)
 	}

@@ -20,7 +20,7 @@ type instant struct {
 	read  *regionpb.ReadResponse
 }
 
-func (s *instant) Write(context.Context, pdpb.Descriptor, *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func (s *instant) Write(context.Context, <-chan struct{}, pdpb.Descriptor, *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	return s.write, nil
 }
 

@@ -85,9 +85,10 @@ type Oracle interface {
 // Stores reaches regions, on this node or on others. Errors are *regionpb.Error, wrap ErrNotSent,
 // or are those of ctx; anything else means that the request was sent and no answer came.
 type Stores interface {
-	// Write hands a transaction to the region's leader. All its keys lie in the region. The
-	// request may be kept after ctx has ended.
-	Write(ctx context.Context, region pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error)
+	// Write hands a transaction to the region's leader. All its keys lie in the region. It waits until
+	// ctx ends, or expired is closed, which is as the end of ctx's time; nil never is. The request may
+	// be kept after that.
+	Write(ctx context.Context, expired <-chan struct{}, region pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error)
 	// Lock asks a region's leader for an attempt's locks, and waits for the grant.
 	Lock(ctx context.Context, region pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error)
 	// Prepare asks the leader that granted a lock to prepare, and waits for the decision: the
@@ -156,6 +157,8 @@ type Router struct {
 	opts   Options
 	counts counts
 	told   told
+	// expiries are of first tries.
+	expiries expiries
 }
 
 // told is the highest revision in any answer of this node to a write or a linearizable read. Whoever
@@ -173,7 +176,8 @@ func (t *told) raise(rev int64) {
 
 // New returns a router. It owns nothing that would have to be closed.
 func New(oracle Oracle, stores Stores, opts Options) *Router {
-	return &Router{oracle: oracle, stores: stores, opts: opts.withDefaults(), counts: newCounts()}
+	opts = opts.withDefaults()
+	return &Router{oracle: oracle, stores: stores, opts: opts, counts: newCounts(), expiries: expiries{after: opts.RequestTimeout}}
 }
 
 // deadline bounds a request by the configured time, unless the client's own deadline is earlier.
@@ -201,6 +205,9 @@ func settle(client context.Context, err error) error {
 
 // codeOf returns the code of a region's error, 0 for any other error.
 func codeOf(err error) regionpb.Code {
+	if err == nil {
+		return 0 // without the allocation that As needs
+	}
 	var re *regionpb.Error
 	if errors.As(err, &re) {
 		return re.Code

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -14,14 +15,18 @@ import (
 // Txn executes a transaction. One that cannot write is evaluated at a read point, over any number
 // of regions, without locks. Headers hold only revisions.
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	reads := onlyReads(req)
+	if !reads && !namesRevision(req) {
+		return r.write(ctx, &regionpb.WriteRequest{Txn: req})
+	}
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
 	var resp *pb.TxnResponse
 	var err error
-	if onlyReads(req) {
+	if reads {
 		resp, err = r.readTxn(rctx, req)
 	} else {
-		resp, err = r.writeTxn(rctx, req)
+		resp, err = r.writeAtPoint(rctx, req)
 	}
 	if err != nil {
 		return nil, settle(ctx, err)
@@ -29,28 +34,11 @@ func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, 
 	return resp, nil
 }
 
-// putWrite is the write of one put in one allocation.
-type putWrite struct {
-	req  regionpb.WriteRequest
-	txn  pb.TxnRequest
-	op   pb.RequestOp
-	put  pb.RequestOp_RequestPut
-	list [1]*pb.RequestOp
-}
-
 // Put stores one key. The response's header holds only the revision.
 func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
-	rctx, cancel := r.deadline(ctx)
-	defer cancel()
-	w := &putWrite{}
-	w.put.RequestPut = req
-	w.op.Request = &w.put
-	w.list[0] = &w.op
-	w.txn.Success = w.list[:]
-	w.req.Txn = &w.txn
-	tresp, err := r.propose(rctx, &w.req)
+	tresp, err := r.write(ctx, regionpb.NewPut(req))
 	if err != nil {
-		return nil, settle(ctx, err)
+		return nil, err
 	}
 	resp := only(tresp).GetResponsePut()
 	if resp == nil {
@@ -63,13 +51,11 @@ func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, 
 // DeleteRange deletes the keys of a range, at one revision. The response's header holds only the
 // revision.
 func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	rctx, cancel := r.deadline(ctx)
-	defer cancel()
-	tresp, err := r.propose(rctx, &regionpb.WriteRequest{Txn: &pb.TxnRequest{Success: []*pb.RequestOp{
+	tresp, err := r.write(ctx, &regionpb.WriteRequest{Txn: &pb.TxnRequest{Success: []*pb.RequestOp{
 		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: req}},
 	}}})
 	if err != nil {
-		return nil, settle(ctx, err)
+		return nil, err
 	}
 	resp := only(tresp).GetResponseDeleteRange()
 	if resp == nil {
@@ -87,26 +73,44 @@ func only(resp *pb.TxnResponse) *pb.ResponseOp {
 	return resp.Responses[0]
 }
 
-// writeTxn executes a transaction that may write. One that reads at a revision in between needs a
-// leader that knows of every revision the client can know of (C-1).
-func (r *Router) writeTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	w := &regionpb.WriteRequest{Txn: req}
-	if namesRevision(req) {
-		p, err := r.readPoint(ctx)
-		if err != nil {
-			return nil, err
-		}
-		w.Cut = p.cut
+// write executes a write within the time of a request. Nearly all succeed at the first try, for which
+// there is no timer.
+func (r *Router) write(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	began := time.Now()
+	resp, err := r.proposeOnce(ctx, r.expiries.of(began), w)
+	if err == nil {
+		r.told.raise(resp.Header.GetRevision())
+		return resp, nil
 	}
-	return r.propose(ctx, w)
+	rctx, cancel := context.WithDeadline(ctx, began.Add(r.opts.RequestTimeout))
+	defer cancel()
+	if resp, err = r.conclude(rctx, w, resp, err); err != nil {
+		return nil, settle(ctx, err)
+	}
+	return resp, nil
+}
+
+// writeAtPoint executes a transaction that writes, and reads at a revision in between: it needs a
+// leader that knows of every revision the client can know of (C-1).
+func (r *Router) writeAtPoint(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	p, err := r.readPoint(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.propose(ctx, &regionpb.WriteRequest{Txn: req, Cut: p.cut})
 }
 
 // propose hands a write to the leader of its region, again and again as long as the answer says
 // that it was not executed and the request's time lasts.
 func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	resp, err := r.proposeOnce(ctx, nil, w)
+	return r.conclude(ctx, w, resp, err)
+}
+
+// conclude takes the outcome of the first try of a write, and tries again as propose does.
+func (r *Router) conclude(ctx context.Context, w *regionpb.WriteRequest, resp *pb.TxnResponse, err error) (*pb.TxnResponse, error) {
 	tries := 0 // tokens that the last try had
-	for b := r.backoff(); ; {
-		resp, err := r.proposeOnce(ctx, w)
+	for b := r.backoff(); ; resp, err = r.proposeOnce(ctx, nil, w) {
 		if errors.Is(err, errSeveral) {
 			resp, err = r.attempts(ctx, &txnJob{r: r, req: w.Txn})
 		} else if codeOf(err) == regionpb.LeaseSpread {
@@ -153,7 +157,7 @@ func (r *Router) decideWithLease(ctx context.Context, req *pb.TxnRequest, lease 
 	return resp, err
 }
 
-func (r *Router) proposeOnce(ctx context.Context, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func (r *Router) proposeOnce(ctx context.Context, expired <-chan struct{}, w *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	var d *pdpb.Descriptor
 	var err error
 	if w.Lease != nil {
@@ -165,7 +169,7 @@ func (r *Router) proposeOnce(ctx context.Context, w *regionpb.WriteRequest) (*pb
 		return nil, err
 	}
 	w.Region, w.Epoch = d.ID, d.Epoch
-	resp, err := r.stores.Write(ctx, *d, w)
+	resp, err := r.stores.Write(ctx, expired, *d, w)
 	if err != nil {
 		return nil, unknown(err)
 	}

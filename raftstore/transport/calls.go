@@ -62,11 +62,17 @@ var (
 // Call sends a request and waits for its reply, the context's end or the connection's. The error
 // is a *CallError.
 func (t *Transport) Call(ctx context.Context, to raftid.StoreID, method Method, payload []byte) ([]byte, error) {
+	return t.CallUntil(ctx, nil, to, method, payload)
+}
+
+// CallUntil is Call for callers that share a timer: its wait also ends when expired is closed, as if that
+// were the context's deadline. The handler hears of that only then.
+func (t *Transport) CallUntil(ctx context.Context, expired <-chan struct{}, to raftid.StoreID, method Method, payload []byte) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &CallError{Err: err}
 	}
 	if to == t.cfg.Self {
-		return t.callLocal(ctx, method, payload)
+		return t.callLocal(ctx, expired, method, payload)
 	}
 	p := t.peers[to]
 	if p == nil {
@@ -84,6 +90,9 @@ func (t *Transport) Call(ctx context.Context, to raftid.StoreID, method Method, 
 	case <-ctx.Done():
 		p.calls.cancel(c, ctx.Err())
 		<-c.done
+	case <-expired:
+		p.calls.cancel(c, context.DeadlineExceeded)
+		<-c.done
 	}
 	if c.err != nil {
 		return nil, c.err
@@ -92,7 +101,7 @@ func (t *Transport) Call(ctx context.Context, to raftid.StoreID, method Method, 
 }
 
 // callLocal calls our own handler without a network.
-func (t *Transport) callLocal(ctx context.Context, method Method, payload []byte) ([]byte, error) {
+func (t *Transport) callLocal(ctx context.Context, expired <-chan struct{}, method Method, payload []byte) ([]byte, error) {
 	h := t.calls[method]
 	if h == nil {
 		return nil, &CallError{Err: unknownMethod(method)}
@@ -112,6 +121,8 @@ func (t *Transport) callLocal(ctx context.Context, method Method, payload []byte
 		return a.b, nil
 	case <-ctx.Done():
 		return nil, &CallError{Sent: true, Err: ctx.Err()}
+	case <-expired:
+		return nil, &CallError{Sent: true, Err: context.DeadlineExceeded}
 	}
 }
 

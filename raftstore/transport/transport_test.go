@@ -240,6 +240,16 @@ func TestCalls(t *testing.T) {
 		t.Fatalf("deadline: %v", err)
 	}
 	<-cancelled
+	// So does the end of a time that several calls share, once it has come.
+	expired := make(chan struct{})
+	time.AfterFunc(20*time.Millisecond, func() { close(expired) })
+	if _, err := nodes[0].CallUntil(ctx, expired, 2, 33, []byte("wait")); !errors.As(err, &ce) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("expired: %v", err)
+	}
+	<-cancelled
+	if _, err := nodes[0].CallUntil(ctx, expired, 1, 33, []byte("wait here")); !errors.As(err, &ce) || !ce.Sent || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("expired, to itself: %v", err)
+	}
 	// Many at once, with large answers.
 	var wg sync.WaitGroup
 	for i := range 200 {

@@ -146,6 +146,13 @@ func TestRPCRoundTrip(t *testing.T) {
 		t.Fatalf("%+v, %v", gw, err)
 	}
 
+	branch := &WriteRequest{Region: 9, Txn: &pb.TxnRequest{Compare: []*pb.Compare{{Key: []byte("k")}}, Success: w.Txn.Success}}
+	data, err = AppendWriteRequest(nil, branch)
+	must(err)
+	if gw, err := DecodeWriteRequest(data); err != nil || !proto.Equal(gw.Txn, branch.Txn) {
+		t.Fatalf("%+v, %v", gw, err)
+	}
+
 	w.Tokens = []LeaseToken{{Lease: -5, Grant: LockID{Term: 3, Seq: 9}}}
 	data, err = AppendWriteRequest(nil, w)
 	must(err)
@@ -163,11 +170,22 @@ func TestRPCRoundTrip(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 
-	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: 5}, Succeeded: true}
-	data, err = AppendWriteResponse(nil, resp, nil)
-	must(err)
-	if got, err := DecodeWriteResponse(data); err != nil || !proto.Equal(got, resp) {
-		t.Fatalf("%v, %v", got, err)
+	head := func(rev int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: rev} }
+	put := func(p *pb.PutResponse) *pb.TxnResponse {
+		return &pb.TxnResponse{Header: head(7), Succeeded: true, Responses: []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponsePut{ResponsePut: p}}}}
+	}
+	for _, resp := range []*pb.TxnResponse{
+		{Header: head(5), Succeeded: true},
+		put(&pb.PutResponse{Header: head(7)}),
+		put(&pb.PutResponse{Header: head(6)}),
+		put(&pb.PutResponse{}),
+		put(&pb.PutResponse{Header: head(7), PrevKv: &mvccpb.KeyValue{Key: []byte("k")}}),
+	} {
+		data, err = AppendWriteResponse(nil, resp, nil)
+		must(err)
+		if got, err := DecodeWriteResponse(data); err != nil || !proto.Equal(got, resp) {
+			t.Fatalf("%v came back as %v, %v", resp, got, err)
+		}
 	}
 	data, err = AppendWriteResponse(nil, nil, NotRegistered(w.Tokens[0]))
 	must(err)

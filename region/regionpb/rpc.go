@@ -35,6 +35,7 @@ const (
 	writeTxn = iota
 	writeTxnTokens
 	writeLease
+	writePut // a transaction of one put and nothing else
 )
 
 // AppendWriteRequest appends the encoding of r to b.
@@ -49,6 +50,9 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 	case len(r.Tokens) > 0:
 		b = appendTokens(append(b, writeTxnTokens), r.Tokens)
 	default:
+		if put := lonePut(r.Txn); put != nil {
+			return proto.MarshalOptions{}.MarshalAppend(append(b, writePut), put)
+		}
 		b = append(b, writeTxn)
 	}
 	return proto.MarshalOptions{}.MarshalAppend(b, r.Txn)
@@ -68,6 +72,13 @@ func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 		r.Tokens = d.tokens()
 		r.Lease.Span.Start, r.Lease.Span.End = bytes.Clone(r.Lease.Span.Start), bytes.Clone(r.Lease.Span.End)
 		return r, d.done()
+	case writePut:
+		w := NewPut(&pb.PutRequest{})
+		w.Region, w.Epoch, w.Cut = r.Region, r.Epoch, r.Cut
+		if err := proto.Unmarshal(d.b, lonePut(w.Txn)); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		return w, d.err
 	default:
 		d.fail("write")
 	}
@@ -86,20 +97,37 @@ func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 func AppendWriteResponse(b []byte, resp *pb.TxnResponse, err error) ([]byte, error) {
 	b = append(b, rpcV1)
 	if err != nil {
-		return appendError(append(b, 1), err), nil
+		return appendError(append(b, respFailed), err), nil
 	}
-	return proto.MarshalOptions{}.MarshalAppend(append(b, 0), resp)
+	if isDonePut(resp) {
+		return binary.AppendUvarint(append(b, respPut), uint64(resp.Header.Revision)), nil
+	}
+	return proto.MarshalOptions{}.MarshalAppend(append(b, respTxn), resp)
 }
+
+const (
+	respTxn = iota
+	respFailed
+	respPut // as of NewPutResponse, with a revision
+)
 
 // DecodeWriteResponse reads what AppendWriteResponse wrote; an error of the region comes back as
 // *Error, damage as ErrCorrupt.
 func DecodeWriteResponse(data []byte) (*pb.TxnResponse, error) {
 	d := decoder{b: data}
 	d.version(rpcV1, "write response")
-	if failed := d.bool(); d.err != nil {
-		return nil, d.err
-	} else if failed {
+	switch d.byte() {
+	case respTxn:
+	case respFailed:
 		return nil, d.error()
+	case respPut:
+		resp := donePut(int64(d.uvarint()))
+		return resp, d.done()
+	default:
+		d.fail("write response")
+	}
+	if d.err != nil {
+		return nil, d.err
 	}
 	resp := &pb.TxnResponse{}
 	if err := proto.Unmarshal(d.b, resp); err != nil {

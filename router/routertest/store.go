@@ -360,7 +360,16 @@ func (h *hashStream) Next(context.Context) ([]router.HashRecord, error) {
 func (h *hashStream) Close() error { return nil }
 
 // Write implements router.Stores.
-func (s *Store) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func (s *Store) Write(ctx context.Context, expired <-chan struct{}, d pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-expired:
+			cancel()
+		}
+	}()
 	if err := s.fail(ctx, "write"); err != nil {
 		return nil, err
 	}

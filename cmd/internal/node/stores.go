@@ -51,11 +51,11 @@ func (s *stores) register() {
 }
 
 // Write implements router.Stores.
-func (s *stores) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func (s *stores) Write(ctx context.Context, expired <-chan struct{}, d pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	h := s.node.regions.get(d.ID)
 	leader, here := s.leader(h, &d)
 	if here {
-		return writeHere(ctx, h.Replica, req)
+		return writeHere(ctx, expired, h.Replica, req)
 	}
 	if leader == 0 {
 		return nil, regionpb.ErrorOf(regionpb.NotLeader)
@@ -64,7 +64,7 @@ func (s *stores) Write(ctx context.Context, d pdpb.Descriptor, req *regionpb.Wri
 	if err != nil {
 		return nil, err
 	}
-	data, err := s.call(ctx, leader, methodWrite, payload)
+	data, err := s.callUntil(ctx, expired, leader, methodWrite, payload)
 	if err != nil {
 		return nil, err
 	}
@@ -107,13 +107,21 @@ func (s *stores) learn(id pdpb.RegionID, err error) {
 
 // call is a call of the transport with the router's notion of what was not sent.
 func (s *stores) call(ctx context.Context, to raftid.StoreID, m transport.Method, payload []byte) ([]byte, error) {
-	data, err := s.node.net.Call(ctx, to, m, payload)
+	return s.callUntil(ctx, nil, to, m, payload)
+}
+
+// callUntil is call that waits no longer than until expired is closed.
+func (s *stores) callUntil(ctx context.Context, expired <-chan struct{}, to raftid.StoreID, m transport.Method, payload []byte) ([]byte, error) {
+	data, err := s.node.net.CallUntil(ctx, expired, to, m, payload)
 	return data, callError(err)
 }
 
 // callError says of a call that was not sent that it may be sent again, unless it is larger than any
 // connection takes: that will not change, so it is the region's refusal, and the client's answer.
 func callError(err error) error {
+	if err == nil {
+		return nil
+	}
 	var ce *transport.CallError
 	switch {
 	case !errors.As(err, &ce) || ce.Sent:
@@ -133,7 +141,7 @@ type outcome struct {
 // to the garbage collector.
 var outcomes = sync.Pool{New: func() any { return make(chan outcome, 1) }}
 
-func writeHere(ctx context.Context, r *region.Replica, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
+func writeHere(ctx context.Context, expired <-chan struct{}, r *region.Replica, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	ch := outcomes.Get().(chan outcome)
 	r.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Done: ctx.Done(), Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
 	select {
@@ -142,6 +150,8 @@ func writeHere(ctx context.Context, r *region.Replica, req *regionpb.WriteReques
 		return o.resp, o.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	case <-expired:
+		return nil, context.DeadlineExceeded
 	}
 }
 
