@@ -16,7 +16,7 @@ BENCH_PKGS ?= $(sort $(dir $(addprefix ./,$(shell git ls-files '*_test.go' | xar
 # Packages with goroutines. The simulator has one, and would only be slow.
 RACE_PKGS ?= $(shell $(GO) list ./... | grep -v -e /sim$$ -e /rules$$)
 
-.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common etcd-e2e kubernetes ci
+.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common etcd-e2e kubernetes pgo ci
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,7 +32,7 @@ test: ## every unit, rule and process test
 	$(GO) test -timeout 10m ./...
 
 race: ## the same with the race detector
-	$(GO) test -race -timeout 20m $(RACE_PKGS)
+	$(GO) test -race -pgo=off -timeout 20m $(RACE_PKGS)
 
 # How much the simulator runs: SEEDS from SEED on, STEPS each; ranges of seeds can run side by side.
 SEED  ?= 1
@@ -63,6 +63,9 @@ etcd-e2e: build ## what etcd's e2e suite says of the process, its ports and page
 
 kubernetes: build ## Kubernetes on three processes: ARGS says what (KUBERNETES_SUITES, KUBERNETES_PROGRAMS name it)
 	cd cmd/tests && $(GO) run ./kubernetes -braid $(abspath $(BIN)) $(ARGS)
+
+pgo: ## the profile that the compiler optimises braid by, measured anew (minutes)
+	cd cmd/tests && $(GO) run ./pgo -out ../braid/default.pgo
 
 fmt: ## format the sources
 	gofmt -w $$(git ls-files '*.go')

@@ -97,9 +97,10 @@ func serve(cfg *config.Config, lg *zap.Logger, stdout io.Writer) (os.Signal, err
 	defer signal.Stop(signals)
 
 	if os.Getenv("GOGC") == "" {
-		// The live heap is small, because data lies in the state engine's own memory: collecting
-		// half as often costs tens of megabytes and saves about a twentieth of the CPU.
-		debug.SetGCPercent(200)
+		// The live heap is small, because data lies in the state engine's own memory: collecting a
+		// quarter as often as the runtime would by itself costs tens of megabytes and saves more than a
+		// twentieth of the CPU.
+		debug.SetGCPercent(400)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
