@@ -521,11 +521,14 @@ func (c *Core) Total() (n int) {
 	return n
 }
 
-// queue is a heap of leases by when they are due.
+// queue is a heap of leases by when they are due, and then by id, so that what is done does not depend on
+// what else has come and gone.
 type queue []*lease
 
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	return q[i].due < q[j].due || q[i].due == q[j].due && q[i].id < q[j].id
+}
 func (q queue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].index, q[j].index = i, j

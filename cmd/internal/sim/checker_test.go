@@ -160,8 +160,8 @@ func TestCheckersCanFail(t *testing.T) {
 					continue
 				}
 				for _, l := range w.check.leases.all {
-					if l.gone && l.took && l.end < rev {
-						l.end = rev
+					if l.gone && l.recorded && l.end < rev {
+						l.end, l.took = rev, true
 						w.check.final()
 						return
 					}
