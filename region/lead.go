@@ -70,11 +70,20 @@ func (r *Replica) proposeQueue(h raftstore.Handle) (again bool, err error) {
 	return false, nil
 }
 
-// gathering says that what is queued waits for the commit of the entry before it, to go together
-// with what comes meanwhile. The commit, or the loss of leadership, calls Work again.
+// gathering says that what is queued waits for the commit of the commands before it, to go together
+// with what comes meanwhile. The commit, or the loss of leadership, calls Work again. Prepares do not
+// count: they are proposed as they come, and while one follows another no commit is the last one.
 func (r *Replica) gathering(h raftstore.Handle) bool {
-	n := len(r.inflight.list)
-	return n > 0 && r.inflight.list[n-1].index > h.Committed() && len(r.queue) < r.lim.PipelineCommandsMin
+	if len(r.queue) >= r.lim.PipelineCommandsMin {
+		return false
+	}
+	committed := h.Committed()
+	for i := len(r.inflight.list) - 1; i >= 0 && r.inflight.list[i].index > committed; i-- {
+		if len(r.inflight.list[i].prepares) == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // lockedMax bounds the commands that one look at the queue passes over because of locks; when it is

@@ -57,6 +57,7 @@ type script struct {
 	next  int
 	// tokens are those that leaders gave out.
 	tokens []regionpb.LeaseToken
+	lock   regionpb.LockID // the last one that was granted
 }
 
 func (s *script) printf(format string, args ...any) { fmt.Fprintf(&s.out, format, args...) }
@@ -180,13 +181,19 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "lock":
 		id := pdpb.AttemptID(arg(d, "attempt", 1))
 		spans := []regionpb.LockSpan{{Lease: int64(arg(d, "lease", 5)), Exclusive: !has(d, "shared")}}
-		h.r.Lock(&Lock{Attempt: id, Age: id, Owner: 1, Spans: spans, Reply: func(_ regionpb.LockID, err error) {
+		h.r.Lock(&Lock{Attempt: id, Age: id, Owner: 1, Spans: spans, Reply: func(l regionpb.LockID, err error) {
 			if err != nil {
 				s.printf("  lock of t%d: %v\n", id, err)
 			} else {
+				s.lock = l
 				s.printf("  t%d has its lock\n", id)
 			}
 		}})
+		h.work()
+	case "prepare":
+		id := pdpb.AttemptID(arg(d, "attempt", 1))
+		h.r.Prepare(&Prepare{Request: &regionpb.PrepareRequest{Region: testDesc.ID, Attempt: id, Lock: s.lock, Participants: []regionpb.RegionID{testDesc.ID}},
+			Reply: func(_ mvcc.Revision, err error) { s.printf("  prepare of t%d: %v\n", id, err) }})
 		h.work()
 	case "release":
 		h.r.Release(pdpb.AttemptID(arg(d, "attempt", 1)))
