@@ -188,6 +188,7 @@ func (f *feed) jumped(core *order.Core) {
 		})
 		f.touch(s)
 	}
+	f.sortTouched()
 }
 
 // all makes every stream say something: the idle mark (S4), or news about the leader.
@@ -195,6 +196,12 @@ func (f *feed) all() {
 	for _, s := range f.streams {
 		f.touch(s)
 	}
+	f.sortTouched()
+}
+
+// sortTouched makes the order of frames independent of the order in which a map gives its keys, so
+// that simulations repeat.
+func (f *feed) sortTouched() {
 	slices.SortFunc(f.touched, func(a, b *stream) int { return int(int64(a.store - b.store)) })
 }
 

@@ -3,6 +3,8 @@ package watchsvc
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -458,10 +460,11 @@ func (s *Stream) Close() {
 		return
 	}
 	s.over = true
-	for id, w := range s.watchers {
-		s.end(w)
-		delete(s.watchers, id)
+	// In this order, because groups that end leave the hub's list in another one.
+	for _, id := range slices.Sorted(maps.Keys(s.watchers)) {
+		s.end(s.watchers[id])
 	}
+	clear(s.watchers)
 	delete(h.asking, s)
 	h.mu.Unlock()
 	s.mu.Lock()

@@ -59,8 +59,8 @@ func TestSeeds(t *testing.T) {
 
 // TestReplay shows that a seed repeats exactly.
 func TestReplay(t *testing.T) {
-	for seed := uint64(1); seed <= 6; seed++ {
-		cfg := Config{Seed: seed, Steps: 1500, Aim: aimNames[int(seed)%len(aimNames)]}
+	for _, seed := range [...]uint64{1, 7, 20, 25, 37, 42} { // of aims that reach what is rare
+		cfg := Config{Seed: seed, Steps: 3000, Aim: aimNames[int(seed)%len(aimNames)]}
 		a := run(t, cfg)
 		b := run(t, cfg)
 		if a.Hash != b.Hash || a.Stats != b.Stats {
