@@ -199,8 +199,13 @@ type catchup struct {
 	rev     mvcc.Revision // being added
 	whole   mvcc.Revision // everything at or below was added
 	full    bool          // no further revision
-	bytes   int
+	bytes   int           // of events, each once
+	refs    int           // to them
 }
+
+// catchupRefsMax bounds how often one look refers to the events that it found: they are shared, but
+// thousands of watchers of one span each have a list of them.
+const catchupRefsMax = 1 << 19
 
 // backlog is what was found for one watcher: finished responses, and the revision being added,
 // which must not be torn.
@@ -257,9 +262,10 @@ func (c *catchup) add(v *mvcc.Version, event func() *mvccpb.Event) bool {
 		}
 		b.open = append(b.open, pb)
 		b.bytes += len(v.Key) + len(v.Value) + eventOverheadBytes
+		c.refs++
 		c.full = c.full || b.revs >= c.o.BatchRevisions
 	})
-	c.full = c.full || c.bytes >= c.o.ScanBytes
+	c.full = c.full || c.bytes >= c.o.ScanBytes || c.refs >= catchupRefsMax
 	return true
 }
 

@@ -74,7 +74,8 @@ type Options struct {
 	// ScanRevisions and ScanBytes bound one look at the history (2,000 and 1 MiB): what it finds
 	// waits in memory until the client takes it, and others wait for the core meanwhile.
 	ScanRevisions, ScanBytes int
-	// WatchersMax bounds the watchers of the store (1,000,000); more are refused.
+	// WatchersMax bounds the watchers of the store (1,000,000); more are refused. Those that a
+	// compaction ended count until their clients cancel them, as in etcd.
 	WatchersMax int
 	// ProgressWait is how long a progress request waits for quiet regions to be heard of (80 ms).
 	ProgressWait time.Duration

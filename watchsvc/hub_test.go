@@ -5,12 +5,14 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.uber.org/goleak"
 
 	"braid/mvcc"
@@ -343,6 +345,115 @@ func TestProgressWaitsForQuietRegions(t *testing.T) {
 	rev = l.put(2, "c", false)
 	if r := l.take(s); r.ID != 0 || r.Revision != rev {
 		t.Fatalf("%+v", r)
+	}
+}
+
+// answered waits until no progress request waits.
+func (l *lab) answered() {
+	l.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+		l.hub.mu.Lock()
+		waiting := len(l.hub.asking)
+		l.hub.mu.Unlock()
+		if waiting == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			l.t.Fatal("a progress request waits for ever")
+		}
+	}
+}
+
+// TestProgressNeverFalls: what one watcher was told of progress, an answer for all does not take back.
+func TestProgressNeverFalls(t *testing.T) {
+	l := newLab(t, Options{ProgressWait: time.Millisecond})
+	s := l.hub.NewStream()
+	defer s.Close()
+	id := l.watch(s, 0, mvcc.Key([]byte("a1"))).ID
+	l.watch(s, 0, mvcc.Key([]byte("b1")))
+	rev := l.put(0, "a2", true)
+	for told := mvcc.Revision(0); told < rev; { // until the hub has had its turn
+		s.Progress(id)
+		told = l.take(s).Revision
+	}
+	s.RequestProgress()
+	l.answered()
+	if r, ok, err := s.Next(t.Context()); ok || err != nil {
+		t.Fatalf("%+v, %v after progress at %d", r, err, rev)
+	}
+	l.regions[1].complete(rev)
+	l.hub.Poke()
+	s.RequestProgress()
+	if r := l.take(s); r.ID != AllWatchers || r.Revision != rev {
+		t.Fatalf("%+v, want progress at %d", r, rev)
+	}
+}
+
+// TestProgressIsBounded: a client that asks and does not read has a bounded number of answers.
+func TestProgressIsBounded(t *testing.T) {
+	l := newLab(t, tiny)
+	s := l.hub.NewStream()
+	defer s.Close()
+	l.watch(s, 0, mvcc.Span{})
+	for range 3 * (tiny.QueueMax + progressMax) {
+		s.RequestProgress()
+		l.answered()
+	}
+	if n := s.waiting(); n > tiny.QueueMax+progressMax {
+		t.Errorf("%d answers wait", n)
+	}
+}
+
+// TestCompactedWatchersCount: a watcher that a compaction ended is kept, and counted, until its client
+// cancels it.
+func TestCompactedWatchersCount(t *testing.T) {
+	l := newLab(t, Options{WatchersMax: 2})
+	for range 20 {
+		l.put(0, "a", false)
+	}
+	l.s.mu.Lock()
+	l.s.floor = 10
+	l.s.mu.Unlock()
+	s := l.hub.NewStream()
+	defer s.Close()
+	var id int64
+	for range 2 {
+		id = l.watch(s, 2, mvcc.Key([]byte("a"))).ID
+		if r := l.take(s); r.ID != id || r.Compacted != 10 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if r := l.watch(s, 2, mvcc.Key([]byte("a"))); r.Refused != ErrTooMany {
+		t.Fatalf("%+v", r)
+	}
+	if err := s.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	l.take(s)
+	if r := l.watch(s, 0, mvcc.Key([]byte("a"))); r.Refused != nil {
+		t.Fatalf("%+v", r)
+	}
+	s.Close()
+	if st := l.hub.Stats(); st.Watchers != 0 {
+		t.Errorf("%+v after the end", st)
+	}
+}
+
+// TestCatchUpOfManyWatchers: what one look finds for thousands of watchers of one span is bounded by
+// how often it is referred to, and ends with a whole revision.
+func TestCatchUpOfManyWatchers(t *testing.T) {
+	o := Options{}.withDefaults()
+	members := make([]*watcher, 5000)
+	for i := range members {
+		members[i] = &watcher{id: int64(i), span: mvcc.Key([]byte("a")), next: 2}
+	}
+	c := newCatchup(&o, members, 2)
+	added := 0
+	for rev := mvcc.Revision(2); c.add(&mvcc.Version{Key: []byte("a"), Mod: rev}, func() *mvccpb.Event { return &mvccpb.Event{} }); rev++ {
+		added++
+	}
+	if c.refs >= catchupRefsMax+len(members) || c.refs != added*len(members) || c.whole != mvcc.Revision(added)+1 {
+		t.Errorf("%d references to %d revisions, whole through %d", c.refs, added, c.whole)
 	}
 }
 

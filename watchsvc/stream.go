@@ -88,8 +88,8 @@ type progress struct {
 	until  time.Time
 }
 
-// progressMax bounds the requests of a stream that wait; more get no answer, as etcd gives none
-// while a watcher is behind.
+// progressMax bounds the requests of a stream that wait; more get no answer, nor does one that finds
+// the queue full, as in etcd: who has not read so much asks again.
 const progressMax = 128
 
 // Stream is some watchers of one client, with one queue of responses. One goroutine calls Watch,
@@ -102,7 +102,7 @@ type Stream struct {
 	late     map[*watcher]struct{} // behind
 	asked    []progress
 	nextID   int64
-	highest  mvcc.Revision // of all that was queued live
+	highest  mvcc.Revision // of all that was queued, progress of single watchers too
 	over     bool
 
 	behind atomic.Int32 // len(late)
@@ -326,7 +326,7 @@ func (s *Stream) Cancel(ctx context.Context, id int64) error {
 		return nil
 	}
 	s.end(w)
-	delete(s.watchers, id)
+	s.remove(w)
 	s.control(Response{ID: id, Revision: current, Canceled: true, Tag: w.tag})
 	return nil
 }
@@ -351,13 +351,19 @@ func (s *Stream) Led() bool {
 	return true
 }
 
-// end takes a watcher out of everything but the stream's list. Called with Hub.mu held.
+// end takes a watcher out of everything but the stream's list, where it still counts. Called with
+// Hub.mu held.
 func (s *Stream) end(w *watcher) {
 	if w.group == nil {
 		return // its history was compacted
 	}
 	s.dropBehind(w)
 	s.hub.leaveLocked(w)
+}
+
+// remove takes a watcher that has ended off the list. Called with Hub.mu held.
+func (s *Stream) remove(w *watcher) {
+	delete(s.watchers, w.id)
 	s.hub.watchers.Add(-1)
 }
 
@@ -389,7 +395,9 @@ func (s *Stream) Progress(id int64) {
 	if w == nil || !w.synced || !w.started() {
 		return
 	}
-	s.push(Response{ID: id, Revision: w.group.frontier, Tag: w.tag})
+	if rev := w.group.frontier; s.push(Response{ID: id, Revision: rev, Tag: w.tag}) {
+		s.highest = max(s.highest, rev) // an answer for all watchers must not be below it
+	}
 }
 
 // started says whether the store has come to where the watcher begins.
@@ -408,7 +416,7 @@ func (s *Stream) RequestProgress() {
 	target := h.Current()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(s.watchers) == 0 || len(s.late) > 0 || len(s.asked) >= progressMax || s.over {
+	if len(s.watchers) == 0 || len(s.late) > 0 || len(s.asked) >= progressMax || s.waiting() >= h.o.QueueMax || s.over {
 		return
 	}
 	for _, w := range s.watchers {
@@ -462,9 +470,10 @@ func (s *Stream) Close() {
 	s.over = true
 	// In this order, because groups that end leave the hub's list in another one.
 	for _, id := range slices.Sorted(maps.Keys(s.watchers)) {
-		s.end(s.watchers[id])
+		w := s.watchers[id]
+		s.end(w)
+		s.remove(w)
 	}
-	clear(s.watchers)
 	delete(h.asking, s)
 	h.mu.Unlock()
 	s.mu.Lock()

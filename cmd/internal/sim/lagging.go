@@ -30,7 +30,7 @@ func (c *checker) leaveLagging() {
 // electionSteps is how long ten ticks of a store take on average.
 const electionSteps = 40
 
-// complete is what all of a watch's regions are complete through at a store.
+// completeAt is what all of a watch's regions are complete through at a store.
 func (c *checker) completeAt(s *store, a *watch) mvcc.Revision {
 	rev := mvcc.Revision(-1)
 	for i := a.from / keysPerRegion; i <= (a.to-1)/keysPerRegion; i++ {

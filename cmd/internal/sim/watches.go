@@ -25,6 +25,7 @@ type watch struct {
 	begin           mvcc.Revision // first revision that it must see, 0 while nobody has said
 	next            mvcc.Revision // everything in [begin, next) was received
 	got             []*mvccpb.Event
+	told            mvcc.Revision // the last progress response of st
 
 	st      *watchStream  // nil: nobody serves it now
 	asked   mvcc.Revision // where it begins at st
@@ -257,7 +258,7 @@ func (c *checker) place(a *watch) {
 	if err := st.s.Watch(ended, req); err != nil {
 		return // its queue is full: later
 	}
-	a.st, a.asked, a.created, a.stale = st, req.Start, false, stale
+	a.st, a.asked, a.created, a.stale, a.told = st, req.Start, false, stale, 0
 	st.watches = append(st.watches, a)
 	w.event("watch %d [%d, %d) from %d at s%d", a.id, a.from, a.to, req.Start, s.i)
 }
@@ -427,6 +428,10 @@ func (c *checker) progress(st *watchStream, of *watch, rev mvcc.Revision) {
 		if a.stale {
 			c.w.fail("I7: watch %d began below an acknowledged floor, and hears of progress at %d", a.id, rev)
 		}
+		if rev < a.told {
+			c.w.fail("I7: watch %d hears of progress at %d after %d", a.id, rev, a.told)
+		}
+		a.told = rev
 		a.next = max(a.next, rev+1)
 	}
 }
