@@ -31,17 +31,17 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.Compacted:       rpctypes.ErrGRPCCompacted,
 	regionpb.FutureRevision:  rpctypes.ErrGRPCFutureRev,
 	regionpb.Stopped:         rpctypes.ErrGRPCStopped,
+	regionpb.LeaseExists:     rpctypes.ErrGRPCLeaseExist,
+	regionpb.TooLarge:        rpctypes.ErrGRPCRequestTooLarge,
+	regionpb.Abandoned:       rpctypes.ErrGRPCTimeout,
 	// Attempts over several regions that ended so are repeated; what is left is a request whose
 	// time was up before one succeeded.
-	regionpb.LeaseExists:        rpctypes.ErrGRPCLeaseExist,
 	regionpb.LeaseNotRegistered: rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LeaseSpread:        rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LeaseTermOver:      rpctypes.ErrGRPCLeaderChanged,
-	regionpb.Abandoned:          rpctypes.ErrGRPCTimeout,
 	regionpb.LockLost:           rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LockBusy:           rpctypes.ErrGRPCLeaderChanged,
 	regionpb.Aborted:            rpctypes.ErrGRPCLeaderChanged,
-	regionpb.TooLarge:           rpctypes.ErrGRPCRequestTooLarge,
 }
 
 // routerErrors are the router's own.

@@ -29,7 +29,9 @@ type collector struct {
 		states  map[pdpb.RegionID]int           // how often a region's state was replaced
 		held    map[pdpb.RegionID]bool          // it is being replaced: do not collect
 		floor   mvcc.Revision                   // newest floor seen
-		seen    time.Time                       // when
+		next    mvcc.Revision                   // the floor whose grace runs
+		since   time.Time                       // when it began to
+		ripe    mvcc.Revision                   // the floor to collect, below which nobody reads any more
 		urgent  mvcc.Revision                   // somebody waits for this one
 		changed chan struct{}                   // closed when done moves
 	}
@@ -40,7 +42,7 @@ func (c *collector) init(r *regions) {
 	c.kick = make(chan struct{}, 1)
 	c.mu.done, c.mu.states = map[pdpb.RegionID]mvcc.Revision{}, map[pdpb.RegionID]int{}
 	c.mu.held = map[pdpb.RegionID]bool{}
-	c.mu.floor, c.mu.urgent = -1, -1
+	c.mu.floor, c.mu.next, c.mu.ripe, c.mu.urgent = -1, -1, -1, -1
 	c.mu.changed = make(chan struct{})
 }
 
@@ -58,7 +60,7 @@ func (r *regions) collectLoop() {
 		case <-tick.C:
 		case <-c.kick:
 		}
-		if floor, due := c.due(n.oracle.Mark().Floor); due {
+		if floor, due := c.due(n.oracle.Mark().Floor, time.Now()); due {
 			if err := c.collect(n.ctx, floor); err != nil && n.ctx.Err() == nil {
 				n.log.Warn("collection of superseded versions was cut short; it is repeated", zap.Int64("floor", int64(floor)), zap.Error(err))
 			}
@@ -74,20 +76,22 @@ func (r *regions) collectLoop() {
 	}
 }
 
-// due says whether the floor is to be collected now.
-func (c *collector) due(floor mvcc.Revision) (mvcc.Revision, bool) {
+// due says whether something is to be collected, and up to which floor: one that has been there for
+// the grace time (C2), or that somebody waits for. While one floor's grace runs, those that come take
+// their turn together when it is over, so that compactions that follow each other faster than that do
+// not put removal off for ever.
+func (c *collector) due(floor mvcc.Revision, now time.Time) (mvcc.Revision, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if floor > c.mu.floor {
-		c.mu.floor, c.mu.seen = floor, time.Now()
+	c.mu.floor = max(c.mu.floor, floor)
+	if c.mu.next > c.mu.ripe && now.Sub(c.mu.since) >= c.regions.node.tuning.gcGrace {
+		c.mu.ripe = c.mu.next
 	}
-	if c.mu.floor <= 0 {
-		return 0, false
+	if c.mu.next <= c.mu.ripe && c.mu.floor > c.mu.ripe {
+		c.mu.next, c.mu.since = c.mu.floor, now
 	}
-	if c.mu.urgent < c.mu.floor && time.Since(c.mu.seen) < c.regions.node.tuning.gcGrace {
-		return 0, false
-	}
-	return c.mu.floor, true
+	c.mu.ripe = max(c.mu.ripe, min(c.mu.urgent, c.mu.floor))
+	return c.mu.ripe, c.mu.ripe > 0
 }
 
 // collect brings every region here to the floor.

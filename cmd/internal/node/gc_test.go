@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -98,6 +99,37 @@ func TestCollection(t *testing.T) {
 			t.Errorf("after the second compaction the node holds %d versions, want 3", got)
 		}
 		c.stop(c.nodes...)
+	}
+}
+
+// TestCollectionIsDue: removal lags behind each floor by the grace time, also behind floors that come
+// faster than that, and not at all where somebody waits for it.
+func TestCollectionIsDue(t *testing.T) {
+	const grace = 5 * time.Second
+	c := &collector{}
+	c.init(&regions{node: &Node{tuning: tuning{gcGrace: grace}}})
+	start := time.Now()
+	for s := range 100 { // a compaction each second, at revision 10, 20, 30 ...
+		now := start.Add(time.Duration(s) * time.Second)
+		ripe, ok := c.due(mvcc.Revision(10*(s+1)), now)
+		if !ok {
+			ripe = 0
+		}
+		if age := s + 1 - int(ripe)/10; age < 5 && ripe > 0 || age > 10 {
+			t.Fatalf("after %d seconds the floor of %d seconds ago is collected", s, age)
+		}
+	}
+	last := start.Add(200 * time.Second)
+	c.due(1000, last)
+	if ripe, _ := c.due(1000, last.Add(grace)); ripe != 1000 {
+		t.Errorf("%d is collected when all is quiet, want 1000", ripe)
+	}
+	c.mu.urgent = 2000
+	if ripe, _ := c.due(2500, last); ripe != 2000 {
+		t.Errorf("somebody waits for 2000, and %d is collected", ripe)
+	}
+	if ripe, _ := c.due(2500, last); ripe != 2000 {
+		t.Errorf("nobody waits for more than 2000, and %d is collected", ripe)
 	}
 }
 

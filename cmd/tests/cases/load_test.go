@@ -88,7 +88,7 @@ func (w *writers) end() {
 	w.wg.Wait()
 }
 
-// since lists what was acknowledged in a span of time.
+// between lists what was acknowledged in a span of time.
 func (w *writers) between(from, to time.Time) []acked {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,7 +182,7 @@ func TestOracleMoves(t *testing.T) {
 		w.end()
 		w.check(t)
 		t.Logf("%d puts; longest gap %v at the transfer, %v at the kill", w.count.Load(), moved, lost)
-		if moved > bound(time.Second)/2 && moved > time.Second || lost > bound(2*time.Second) {
+		if moved > max(time.Second, bound(time.Second)/2) || lost > bound(2*time.Second) {
 			t.Errorf("no put was acknowledged for %v after the transfer, %v after the kill", moved, lost)
 		}
 

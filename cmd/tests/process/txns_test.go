@@ -21,7 +21,7 @@ var accounts = []string{"a1", "b1", "d1", "f1", "h1", "j1", "l1"}
 
 // freeAfter bounds how long what a killed node had locked stays locked once every region is led again
 // (which takes an election). It ends when the node's silence is noticed; left alone it would run out
-// after three seconds, and requests that the dead node had made would get their turn one by one.
+// after eight seconds, and requests that the dead node had made would get their turn one by one.
 const freeAfter = 2500 * time.Millisecond
 
 // TestKilledInTransactions kills each node in turn while clients of all nodes run transactions over
