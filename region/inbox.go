@@ -274,6 +274,11 @@ func (r *Replica) publish() {
 	s.Inflight, s.InflightSize = len(r.inflight.list), r.inflight.bytes
 	s.OverlayKeys, s.Window = r.ov.len(), len(r.in.window)-r.in.head
 	s.Locks, s.Prepared = r.locks.len(), len(r.pos.Prepared)
+	for i := range r.mu.txns {
+		if r.mu.txns[i].lock != nil {
+			s.Locks++
+		}
+	}
 	r.mu.busy = len(r.queue) > 0 || !r.inflight.empty() || len(r.mu.reads) > 0 || !r.readIdx.empty() ||
 		(r.role.Leading && (!r.locks.empty() || len(r.txns) > 0 || len(r.pos.Prepared) > 0)) ||
 		(r.role.Leading && r.cfg.Orderer == nil && r.sealed < r.pos.Item)

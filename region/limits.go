@@ -45,7 +45,7 @@ type Limits struct {
 	// client delivers it again when the replica asks (Wanted).
 	ItemsMax int
 	// LocksMax bounds the attempts over several regions that hold or wait for locks here, and their
-	// requests; more are refused.
+	// requests; more are refused. For what ends locks there is more room (endsRoom).
 	LocksMax int
 	// LockTicksMax is how long a lock lasts whose coordinator does not prepare; LockWaitTicksMax how
 	// long an attempt waits for one before it is refused.

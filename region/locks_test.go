@@ -110,3 +110,43 @@ func TestLocks(t *testing.T) {
 		})
 	})
 }
+
+// TestReleaseFindsRoom: with as many requests for locks as there is room for, a lock can be given up, and
+// they count as locks from the moment they came.
+func TestReleaseFindsRoom(t *testing.T) {
+	h := newHost(1, testDesc, func(c *Config) { c.Limits = TinyLimits })
+	h.lead(6)
+	h.commit(h.log.LastIndex())
+	var granted []pdpb.AttemptID
+	refused := 0
+	ask := func(attempt pdpb.AttemptID) {
+		h.r.Lock(&Lock{Attempt: attempt, Age: attempt, Spans: parseSpans(t, []string{"w:k"}), Reply: func(_ regionpb.LockID, err error) {
+			if err == nil {
+				granted = append(granted, attempt)
+			} else {
+				refused++
+			}
+		}})
+	}
+	ask(1)
+	if n := h.r.Stats().Locks; n != 1 {
+		t.Errorf("%d locks while one is asked for", n)
+	}
+	h.work()
+	for i := range TinyLimits.LocksMax {
+		ask(pdpb.AttemptID(2 + i))
+	}
+	ask(100) // no room
+	h.r.Release(1)
+	if n := h.r.Stats().Locks; n != 1+TinyLimits.LocksMax {
+		t.Errorf("%d locks, one held and %d asked for", n, TinyLimits.LocksMax)
+	}
+	h.work()
+	// One finds no room in the table, which is full until the release is looked at.
+	if len(granted) != 2 || granted[1] != 2 || refused != 2 {
+		t.Errorf("granted %v, %d refused", granted, refused)
+	}
+	if n := h.r.Stats().Locks; n != TinyLimits.LocksMax-1 {
+		t.Errorf("%d locks are left", n)
+	}
+}

@@ -76,7 +76,15 @@ func (r *Replica) Release(attempt pdpb.AttemptID) { r.enqueue(txnRequest{release
 // all is refused when it comes to prepare (T1). Any goroutine.
 func (r *Replica) OwnerDown(store raftid.StoreID) { r.enqueue(txnRequest{down: store}) }
 
+// endsRoom is how many times more room there is for what ends locks than for what asks for them: a
+// release that is dropped leaves keys locked until the lock runs out.
+const endsRoom = 4
+
 func (r *Replica) enqueue(q txnRequest) {
+	room := r.lim.LocksMax
+	if q.lock == nil && q.prepare == nil {
+		room *= endsRoom
+	}
 	r.mu.Lock()
 	var refuse *regionpb.Error
 	switch {
@@ -84,10 +92,15 @@ func (r *Replica) enqueue(q txnRequest) {
 		refuse = ErrStopped
 	case !r.mu.leading:
 		refuse = &regionpb.Error{Code: regionpb.NotLeader, Leader: r.mu.leader}
-	case len(r.mu.txns) >= r.lim.LocksMax:
+	case len(r.mu.txns) >= room:
 		refuse = regionpb.ErrorOf(regionpb.TooManyRequests)
 	default:
 		r.mu.txns = append(r.mu.txns, q)
+		if q.lock != nil {
+			// From here on, so that whoever asks in between whether a store that went away has
+			// locks here is not told that there are none.
+			r.mu.stats.Locks++
+		}
 	}
 	r.mu.Unlock()
 	if refuse != nil {

@@ -107,7 +107,7 @@ type Stats struct {
 	InflightSize int // bytes
 	OverlayKeys  int
 	Window       int // entries that wait for their item
-	Locks        int // attempts over several regions that hold or wait for locks here
+	Locks        int // attempts over several regions that hold, wait for or are asking for locks here
 	Prepared     int // of them, prepared
 }
 
