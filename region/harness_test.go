@@ -202,7 +202,7 @@ func newHost(id raftid.ReplicaID, desc pdpb.Descriptor, change func(*Config)) *h
 	must(b.Commit())
 	must(b.Close())
 	h.store.Flush()
-	h.cfg = Config{Replica: id, Store: raftid.StoreID(9 + id), Recent: NewRecent(5)}
+	h.cfg = Config{Replica: id, Store: raftid.StoreID(9 + id), Recent: NewRecent(5), Tallies: NewTallies(TallyOptions{Worth: 1, BucketKeys: 1, BucketsMax: 3})}
 	if change != nil {
 		change(&h.cfg)
 	}

@@ -148,7 +148,7 @@ func (r *Replica) readNow(req *regionpb.ReadRequest) (*regionpb.ReadResponse, er
 	case req.Cut == 0 && rev > now:
 		return nil, regionpb.ErrorOf(regionpb.FutureRevision)
 	}
-	resp, err := r.readAt(req, rev)
+	resp, err := r.readAt(req, applied.Descriptor.Span, rev)
 	if err != nil {
 		return nil, err
 	}
@@ -165,16 +165,16 @@ func (r *Replica) readNow(req *regionpb.ReadRequest) (*regionpb.ReadResponse, er
 	return resp, nil
 }
 
-// readAt reads applied state at rev.
-func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionpb.ReadResponse, error) {
+// readAt reads applied state at rev; whole is the region's span.
+func (r *Replica) readAt(req *regionpb.ReadRequest, whole mvcc.Span, rev mvcc.Revision) (*regionpb.ReadResponse, error) {
 	if req.Leases || req.Lease != 0 || len(req.Of) > 0 {
 		return r.readLeases(req, rev)
 	}
 	resp := &regionpb.ReadResponse{}
 	if req.CountOnly {
-		n, err := r.cfg.Engine.Count(req.Span, rev)
+		n, err := r.countAt(whole, req.Span, rev)
 		if err != nil {
-			return nil, fmt.Errorf("region %d: counting: %w", r.id, err)
+			return nil, err
 		}
 		resp.Count = n
 		return resp, nil
@@ -223,9 +223,9 @@ func (r *Replica) readAt(req *regionpb.ReadRequest, rev mvcc.Revision) (*regionp
 	if req.WantCount {
 		resp.Count = seen
 		if !ended {
-			n, err := r.cfg.Engine.Count(rest, rev)
+			n, err := r.countAt(whole, rest, rev)
 			if err != nil {
-				return nil, fmt.Errorf("region %d: counting: %w", r.id, err)
+				return nil, err
 			}
 			resp.Count += n
 		}

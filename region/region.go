@@ -198,6 +198,8 @@ type Config struct {
 	Meta    MetaMachine
 	// Recent is the store's table of newest versions; optional.
 	Recent *Recent
+	// Tallies are the store's; optional.
+	Tallies *Tallies
 	// Wake asks the group's worker to call Work soon. Any goroutine; must not block.
 	Wake func()
 	// Abort asks pd to abort an attempt whose decision does not come (T6); optional. The group's

@@ -38,6 +38,7 @@ type regions struct {
 	meta    region.MetaMachine
 	abandon func(pdpb.AttemptID) // nil in single-group mode
 	recent  *region.Recent
+	tallies *region.Tallies
 
 	// Owned by reconcileLoop.
 	compared   bool // the split keys
@@ -80,7 +81,7 @@ func (h *hosted) Leading() bool {
 const recentKeys = 64 << 10
 
 func newRegions(n *Node) *regions {
-	r := &regions{node: n, handedOver: map[pdpb.RegionID]bool{}, ready: make(chan struct{}), changed: make(chan struct{}, 1), recent: region.NewRecent(recentKeys)}
+	r := &regions{node: n, handedOver: map[pdpb.RegionID]bool{}, ready: make(chan struct{}), changed: make(chan struct{}, 1), recent: region.NewRecent(recentKeys), tallies: region.NewTallies(region.TallyOptions{})}
 	r.mu.byID = map[pdpb.RegionID]*hosted{}
 	r.mu.open = true
 	r.gc.init(r)
@@ -151,7 +152,7 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 		Store: n.self, Replica: self, Life: n.identity.Starts, Engine: n.engine, Position: pos, Wake: h.wake, Fatal: n.fail,
 		Stalled: n.engine.Stalled, SharedFsync: r.sharedFsync, Snapshots: snapshots{n.engine, &r.gc},
 		Abort: r.abandon, Limits: lockLimits(time.Duration(n.cfg.HeartbeatMs)*time.Millisecond, n.requestTimeout()),
-		Orderer: r.orderer, Meta: r.meta, Recent: r.recent,
+		Orderer: r.orderer, Meta: r.meta, Recent: r.recent, Tallies: r.tallies,
 	}
 	if r.order != nil {
 		cfg.Order = r.order
