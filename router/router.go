@@ -180,6 +180,10 @@ func New(oracle Oracle, stores Stores, opts Options) *Router {
 	return &Router{oracle: oracle, stores: stores, opts: opts, counts: newCounts(), expiries: expiries{after: opts.RequestTimeout}}
 }
 
+// Told is the highest revision in any answer of this node to a write or a linearizable read; the mark
+// of the same node may be a moment behind it.
+func (r *Router) Told() mvcc.Revision { return mvcc.Revision(r.told.rev.Load()) }
+
 // deadline bounds a request by the configured time, unless the client's own deadline is earlier.
 func (r *Router) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if d, ok := ctx.Deadline(); ok && time.Until(d) <= r.opts.RequestTimeout {

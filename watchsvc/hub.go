@@ -56,7 +56,8 @@ type History interface {
 // Options of a Hub; zero values mean the defaults.
 type Options struct {
 	History History
-	// Current is the newest revision the store has heard of, 0 for none.
+	// Current is the newest revision the store has heard of, 0 for none. A cut has given it, or will
+	// have when word of it comes.
 	Current func() mvcc.Revision
 	// Demand asks for word from the order about regions that have been quiet; it must not block.
 	Demand func()

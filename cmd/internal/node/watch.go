@@ -14,10 +14,21 @@ import (
 func (n *Node) openWatches() {
 	n.watches = watchsvc.NewHub(watchsvc.Options{
 		History: n.engine,
-		Current: func() mvcc.Revision { return n.oracle.Mark().Rev },
+		Current: n.current,
 		Demand:  n.demandMark,
 	})
 	n.onClose(func(context.Context) error { n.watches.Close(); return nil })
+}
+
+// current is the newest revision this node has heard of, be it only in an answer that it passed on: who
+// got it and begins to watch here has no use for what came before, as in etcd, where a member answers
+// after applying.
+func (n *Node) current() mvcc.Revision {
+	rev := n.oracle.Mark().Rev
+	if r := n.router.Load(); r != nil {
+		rev = max(rev, r.Told())
+	}
+	return rev
 }
 
 // demandMark asks pd's stream for a mark as new as the newest item that any replica here has

@@ -714,3 +714,30 @@ func TestWatchThreeNodes(t *testing.T) {
 	}
 	c.stop(c.nodes...)
 }
+
+// TestWatchAfterAnswer: a watch that begins now does not bring what its client was told of before, by the
+// same node, wherever the region is led.
+func TestWatchAfterAnswer(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c := newCluster(t, 3, splitAt("b", "d", "h", "k", "p", "t"))
+	c.start(c.nodes...)
+	keys := []string{"a", "c", "f", "j", "m", "q", "x"}
+	for _, n := range c.nodes {
+		w := n.watch()
+		for i := range 100 {
+			key := keys[i%len(keys)]
+			rev := n.put(key, "before")
+			w.create(&pb.WatchCreateRequest{Key: []byte(key), WatchId: int64(i + 1)})
+			if r := w.next(); !r.Created || r.Header.Revision < rev {
+				t.Fatalf("%s, after a put at %d: %s", n.cfg.Name, rev, show(r))
+			}
+			if err := w.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: int64(i + 1)}}}); err != nil {
+				t.Fatal(err)
+			}
+			if r := w.next(); !r.Canceled {
+				t.Fatalf("%s, a watch that began after a put at %d: %s", n.cfg.Name, rev, show(r))
+			}
+		}
+	}
+	c.stop(c.nodes...)
+}
