@@ -162,7 +162,9 @@ func (j *txnJob) evaluate(ctx context.Context, p point, _ []participant) (outcom
 		errors.As(err, &j.missing)
 		return outcome{}, err
 	}
-	return outcome{effects: e.effects, fill: e.fill, rev: p.rev}, nil
+	out := outcome{effects: e.effects, fill: e.fill, rev: p.rev}
+	e.effects = nil // fill keeps e
+	return out, nil
 }
 
 func (j *txnJob) between(ctx context.Context) (news bool, err error) {
@@ -234,7 +236,14 @@ type attempt struct {
 	parts []participant
 	c     *txn.Coordinator
 	out   outcome
-	again bool // it is certainly not executed, and a further attempt may fare better
+	work  []work // of each participant, once evaluated
+	again bool   // it is certainly not executed, and a further attempt may fare better
+}
+
+// work is a participant's part of the effects, with their places among all.
+type work struct {
+	effects []regionpb.Effect
+	subs    []int64
 }
 
 // reply is the end of one call: of a prepare, or of a lock when several are asked for at once.
@@ -385,9 +394,14 @@ func (a *attempt) evaluate(ctx context.Context) (writes []bool, err error) {
 		return nil, err
 	}
 	writes = make([]bool, len(a.parts))
+	a.work = make([]work, len(a.parts))
 	for i := range a.out.effects {
-		writes[a.partOf(a.out.effects[i].Key)] = true
+		p := a.partOf(a.out.effects[i].Key)
+		writes[p] = true
+		a.work[p].effects = append(a.work[p].effects, a.out.effects[i])
+		a.work[p].subs = append(a.work[p].subs, int64(i))
 	}
+	a.out.effects = nil
 	for i := range a.out.records {
 		writes[i] = writes[i] || len(a.out.records[i]) > 0
 	}
@@ -405,17 +419,12 @@ func (a *attempt) partOf(key []byte) int {
 
 func (a *attempt) prepare(ctx context.Context, part int) reply {
 	d := a.parts[part].region
-	req := &regionpb.PrepareRequest{Region: d.ID, Attempt: a.id, Lock: a.c.LockID(part)}
+	w := &a.work[part]
+	req := &regionpb.PrepareRequest{Region: d.ID, Attempt: a.id, Lock: a.c.LockID(part), Effects: w.effects, Subs: w.subs}
 	for i := range a.parts {
 		req.Participants = append(req.Participants, a.parts[i].region.ID)
 	}
 	slices.Sort(req.Participants)
-	for i := range a.out.effects {
-		if a.partOf(a.out.effects[i].Key) == part {
-			req.Effects = append(req.Effects, a.out.effects[i])
-			req.Subs = append(req.Subs, int64(i))
-		}
-	}
 	if a.out.records != nil {
 		req.Records = a.out.records[part]
 	}

@@ -11,6 +11,7 @@ import (
 
 	"braid/mvcc"
 	"braid/mvcc/etcdrule"
+	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
 
@@ -24,7 +25,10 @@ type evaluation struct {
 
 	puts    ahead // what the keys that are put were before
 	resp    *pb.TxnResponse
-	effects []regionpb.Effect // in the order in which the transaction names them (R1)
+	effects []regionpb.Effect     // in the order in which the transaction names them (R1)
+	changed bool                  // there are some
+	bytes   int                   // of them
+	parts   map[pdpb.RegionID]int // the same by region, once bytes is above the limit of one
 	own     map[string]*mvccpb.KeyValue
 	written [][]byte // keys of own, ascending; nil in own says deleted
 
@@ -148,7 +152,7 @@ func (e *evaluation) execute(ctx context.Context, w *path) (*pb.TxnResponse, err
 // stamp makes *dst the revision as of this moment of the transaction: its own once it has changed
 // something, the one before it until then.
 func (e *evaluation) stamp(dst *int64) {
-	if len(e.effects) > 0 {
+	if e.changed {
 		e.after = append(e.after, dst)
 	} else {
 		e.before = append(e.before, dst)
@@ -189,14 +193,43 @@ func (e *evaluation) get(ctx context.Context, key []byte) (*mvccpb.KeyValue, err
 	return nil, nil
 }
 
-// write makes an effect visible to what follows; nil kv deletes.
-func (e *evaluation) write(f regionpb.Effect, kv *mvccpb.KeyValue) {
-	e.effects = append(e.effects, f)
+// write makes an effect visible to what follows; nil kv deletes. It fails when the part of the key's
+// region has become larger than a region takes: it would be refused there, after all of it was read.
+func (e *evaluation) write(f regionpb.Effect, kv *mvccpb.KeyValue) error {
+	e.effects, e.changed = append(e.effects, f), true
+	e.bytes += f.Size()
+	switch {
+	case e.bytes <= e.r.opts.PartBytesMax:
+	case e.parts == nil:
+		e.parts = map[pdpb.RegionID]int{}
+		for i := range e.effects {
+			if err := e.count(&e.effects[i]); err != nil {
+				return err
+			}
+		}
+	default:
+		if err := e.count(&f); err != nil {
+			return err
+		}
+	}
 	if _, ok := e.own[string(f.Key)]; !ok {
 		i, _ := slices.BinarySearchFunc(e.written, f.Key, bytes.Compare)
 		e.written = slices.Insert(e.written, i, f.Key)
 	}
 	e.own[string(f.Key)] = kv
+	return nil
+}
+
+// count adds an effect to the part of its region.
+func (e *evaluation) count(f *regionpb.Effect) error {
+	d, ok := find(e.r.oracle.Regions(), f.Key)
+	if !ok {
+		return ErrNoRegion
+	}
+	if e.parts[d.ID] += f.Size(); e.parts[d.ID] > e.r.opts.PartBytesMax {
+		return regionpb.ErrorOf(regionpb.TooLarge)
+	}
+	return nil
 }
 
 func (e *evaluation) put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
@@ -226,7 +259,9 @@ func (e *evaluation) put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespon
 	if prev != nil && prev.Lease != next.Lease {
 		f.Detach = prev.Lease
 	}
-	e.write(f, next)
+	if err := e.write(f, next); err != nil {
+		return nil, err
+	}
 	e.stamp(&resp.Header.Revision)
 	return resp, nil
 }
@@ -234,17 +269,16 @@ func (e *evaluation) put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespon
 func (e *evaluation) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	resp := &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{}}
 	// Values are not needed without PrevKv, but leases are.
-	all, err := e.all(ctx, selection{noValues: !req.PrevKv}, rangeSpan(req.Key, req.RangeEnd))
-	if err != nil {
-		return nil, err
-	}
-	for _, kv := range all {
+	err := e.each(ctx, selection{noValues: !req.PrevKv}, rangeSpan(req.Key, req.RangeEnd), func(kv *mvccpb.KeyValue) error {
 		if req.PrevKv {
 			resp.PrevKvs = append(resp.PrevKvs, e.show(kv))
 		}
-		e.write(regionpb.Effect{Key: kv.Key, Delete: true, Detach: kv.Lease}, nil)
+		resp.Deleted++
+		return e.write(regionpb.Effect{Key: kv.Key, Delete: true, Detach: kv.Lease}, nil)
+	})
+	if err != nil {
+		return nil, err
 	}
-	resp.Deleted = int64(len(all))
 	e.stamp(&resp.Header.Revision)
 	return resp, nil
 }
@@ -259,34 +293,41 @@ func (e *evaluation) ownIn(span mvcc.Span) [][]byte {
 	return e.written[i:max(i, j)]
 }
 
-// all returns the keys of a span as the transaction sees them, in order.
-func (e *evaluation) all(ctx context.Context, sel selection, span mvcc.Span) ([]*mvccpb.KeyValue, error) {
-	own := e.ownIn(span)
-	var out []*mvccpb.KeyValue
-	// before adds what the transaction wrote below key; nil means everything that is left.
-	before := func(key []byte) {
+// each calls fn with the keys of a span as the transaction sees them, in order. fn may write what it
+// was called with.
+func (e *evaluation) each(ctx context.Context, sel selection, span mvcc.Span, fn func(*mvccpb.KeyValue) error) error {
+	own := slices.Clone(e.ownIn(span))
+	// before gives out what the transaction wrote up to key; nil means everything that is left.
+	before := func(key []byte) error {
 		for len(own) > 0 && (key == nil || bytes.Compare(own[0], key) <= 0) {
 			if kv := e.own[string(own[0])]; kv != nil {
-				out = append(out, kv)
+				if err := fn(kv); err != nil {
+					return err
+				}
 			}
 			own = own[1:]
 		}
+		return nil
 	}
 	s := e.r.scan(e.p.view(e.p.rev), sel, span)
 	for !s.done {
 		kvs, err := s.next(ctx, 0)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, kv := range kvs {
-			before(kv.Key)
-			if _, hidden := e.own[string(kv.Key)]; !hidden {
-				out = append(out, kv)
+			if err := before(kv.Key); err != nil {
+				return err
+			}
+			if _, hidden := e.own[string(kv.Key)]; hidden {
+				continue
+			}
+			if err := fn(kv); err != nil {
+				return err
 			}
 		}
 	}
-	before(nil)
-	return out, nil
+	return before(nil)
 }
 
 // rangeOp runs a range. Only one that meets what the transaction wrote needs more than the point.
@@ -307,20 +348,21 @@ func (e *evaluation) rangeOp(ctx context.Context, req *pb.RangeRequest) (*pb.Ran
 	resp := &pb.RangeResponse{Header: &pb.ResponseHeader{}}
 	e.stamp(&resp.Header.Revision)
 	sel := selectionOf(req)
-	all, err := e.all(ctx, selection{keysOnly: sel.keysOnly || req.CountOnly}, span)
-	if err != nil {
-		return nil, err
-	}
-	resp.Count = int64(len(all))
-	if req.CountOnly {
-		return resp, nil
-	}
-	kvs := make([]*mvccpb.KeyValue, len(all))
-	for i := range all {
-		kvs[i] = e.show(all[i])
-		if sel.keysOnly {
-			kvs[i].Value, kvs[i].Lease = nil, 0
+	var kvs []*mvccpb.KeyValue
+	err := e.each(ctx, selection{keysOnly: sel.keysOnly || req.CountOnly}, span, func(kv *mvccpb.KeyValue) error {
+		resp.Count++
+		if req.CountOnly {
+			return nil
 		}
+		kv = e.show(kv)
+		if sel.keysOnly {
+			kv.Value, kv.Lease = nil, 0
+		}
+		kvs = append(kvs, kv)
+		return nil
+	})
+	if err != nil || req.CountOnly {
+		return resp, err
 	}
 	e.late = append(e.late, ownRange{resp, req, kvs})
 	return resp, nil
@@ -330,7 +372,7 @@ func (e *evaluation) rangeOp(ctx context.Context, req *pb.RangeRequest) (*pb.Ran
 // that reads as of rev.
 func (e *evaluation) fill(rev mvcc.Revision) *pb.TxnResponse {
 	before := int64(rev)
-	if len(e.effects) > 0 {
+	if e.changed {
 		before--
 	}
 	for _, dst := range e.before {

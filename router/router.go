@@ -114,6 +114,9 @@ type Options struct {
 	ChunkBytes int
 	// PageBytes bounds one reply of a region. Default 2 MiB.
 	PageBytes int64
+	// PartBytesMax bounds what a transaction over several regions changes in one of them: a region
+	// refuses a larger part for good, so there is no use in reading all of it. Default 64 MiB.
+	PartBytesMax int
 	// CountWorkers bounds how many regions one request counts at a time. Default 8.
 	CountWorkers int
 	// LocalWait is how long a serializable read waits for the newest mark to come up to what this
@@ -143,6 +146,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.PageBytes <= 0 {
 		o.PageBytes = 2 << 20
+	}
+	if o.PartBytesMax <= 0 {
+		o.PartBytesMax = 64 << 20
 	}
 	if o.CountWorkers <= 0 {
 		o.CountWorkers = 8

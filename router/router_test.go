@@ -493,3 +493,34 @@ func TestPhysical(t *testing.T) {
 		t.Errorf("waited for %v", waited)
 	}
 }
+
+// TestTooLargePart: a transaction over several regions ends as soon as its part in one of them is larger
+// than a region takes, however much there is to be read; what is large only as a whole is none.
+func TestTooLargePart(t *testing.T) {
+	s := routertest.New("k20", "k40")
+	o := fastOptions()
+	o.PartBytesMax = 60 // of deletions of keys of three bytes: 12
+	r := router.New(s, s, o)
+	for i := range 60 {
+		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: key(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
+	before, _ := s.Reads()
+	_, err := r.DeleteRange(t.Context(), all)
+	var re *regionpb.Error
+	if !errors.As(err, &re) || re.Code != regionpb.TooLarge {
+		t.Errorf("a deletion of everything: %v", err)
+	}
+	stopped, _ := s.Reads()
+	if n := len(s.Alive([]byte{0}, []byte{0}, mvcc.Latest)); n != 60 {
+		t.Errorf("%d keys are left of 60", n)
+	}
+	if resp, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: key(10), RangeEnd: key(30)}); err != nil || resp.Deleted != 20 {
+		t.Errorf("ten keys of each of two regions: %v, %v", resp, err)
+	}
+	if read, _ := s.Reads(); stopped-before >= read-stopped {
+		t.Errorf("%d reads for what is too large, %d for what is not", stopped-before, read-stopped)
+	}
+}
