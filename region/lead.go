@@ -191,6 +191,9 @@ func (r *Replica) proposeEntry(h raftstore.Handle) (bool, error) {
 		case v == refusal:
 			r.ov.rollback(undo)
 			refused = append(refused, func() { w.Reply(nil, c.fault) })
+		case w.IfWrites && c.fault == nil && len(c.effects)+len(c.records) == 0:
+			r.ov.rollback(undo)
+			refused = append(refused, func() { w.Reply(nil, regionpb.ErrorOf(regionpb.WritesNothing)) })
 		default:
 			p.cmds = append(p.cmds, c)
 			e.Commands = append(e.Commands, regionpb.Command{Effects: c.effects, Records: c.records})

@@ -167,6 +167,8 @@ type Write struct {
 	Tokens []regionpb.LeaseToken  // of leases that the region is to be registered for
 	// Cut: evaluate only when complete through it; 0 for none (C-1).
 	Cut pdpb.Cut
+	// IfWrites: a transaction that would change nothing is refused with WritesNothing.
+	IfWrites bool
 	// Done, if not nil, is closed when nobody waits for the answer any more. A write that is still
 	// queued then is dropped: a queue that stood still must not be executed long after its clients
 	// have given up, in front of those who have not.

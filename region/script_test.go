@@ -27,7 +27,7 @@ import (
 //	new [limits=tiny|gather] [shared] [mut=name]   three replicas and an order, all new
 //	lead r= term=        it leads; its opening entry is appended
 //	follow r= term= leader=
-//	write r= [drop] [gone] [tokens]   one transaction per line, then one call of the group; with all
+//	write r= [drop] [gone] [tokens] [ifwrites]   one transaction per line, then one call of the group; with all
 //	                     tokens that leaders gave out
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
 //	grant r=             lease 5, to which "lease KEY [ID]" of write attaches; lease 9 has its record elsewhere
@@ -119,7 +119,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			if has(d, "tokens") {
 				tokens = slices.Clone(s.tokens)
 			}
-			h.r.Write(&Write{Txn: txn, Tokens: tokens, Cut: pdpb.Cut(cut), Done: done, Reply: func(resp *pb.TxnResponse, err error) {
+			h.r.Write(&Write{Txn: txn, IfWrites: has(d, "ifwrites"), Tokens: tokens, Cut: pdpb.Cut(cut), Done: done, Reply: func(resp *pb.TxnResponse, err error) {
 				var re *regionpb.Error
 				if errors.As(err, &re) && re.Code == regionpb.LeaseNotRegistered {
 					s.printf("  r%d #%d: token %d/%d for lease %d\n", id, n, re.Token.Grant.Term, re.Token.Grant.Seq, re.Token.Lease)

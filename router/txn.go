@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,7 +18,7 @@ import (
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	reads := onlyReads(req)
 	if !reads && !namesRevision(req) {
-		return r.write(ctx, &regionpb.WriteRequest{Txn: req})
+		return r.write(ctx, &regionpb.WriteRequest{Txn: req, IfWrites: compares(req)})
 	}
 	rctx, cancel := r.deadline(ctx)
 	defer cancel()
@@ -111,7 +112,16 @@ func (r *Router) propose(ctx context.Context, w *regionpb.WriteRequest) (*pb.Txn
 func (r *Router) conclude(ctx context.Context, w *regionpb.WriteRequest, resp *pb.TxnResponse, err error) (*pb.TxnResponse, error) {
 	tries := 0 // tokens that the last try had
 	for b := r.backoff(); ; resp, err = r.proposeOnce(ctx, nil, w) {
-		if errors.Is(err, errSeveral) {
+		if codeOf(err) == regionpb.WritesNothing {
+			// What its leader found is a moment of this request, and so is the point: if the branch that
+			// is taken there reads only, that is the answer.
+			if resp, err = r.readTxn(ctx, w.Txn); errors.Is(err, errWrites) {
+				next := *w
+				next.IfWrites = false
+				w = &next
+				continue
+			}
+		} else if errors.Is(err, errSeveral) {
 			resp, err = r.attempts(ctx, &txnJob{r: r, req: w.Txn})
 		} else if codeOf(err) == regionpb.LeaseSpread {
 			resp, err = r.attempts(ctx, &revokeJob{r: r, ids: w.Lease.IDs(), term: w.Lease.Term})
@@ -176,7 +186,10 @@ func (r *Router) proposeOnce(ctx context.Context, expired <-chan struct{}, w *re
 	return resp, nil
 }
 
-// readTxn evaluates a transaction that cannot write at one read point.
+// errWrites says that a transaction takes a branch that may write.
+var errWrites = errors.New("router: the transaction writes")
+
+// readTxn evaluates a transaction at one read point; with errWrites when it takes a branch that may write.
 func (r *Router) readTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	serializable := serializableTxn(req)
 	var resp *pb.TxnResponse
@@ -184,6 +197,9 @@ func (r *Router) readTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 		path, err := r.decide(ctx, p, req)
 		if err != nil {
 			return err
+		}
+		if path.writes() {
+			return errWrites
 		}
 		if err := path.check(p); err != nil {
 			return err
@@ -234,6 +250,17 @@ func (r *Router) follow(ctx context.Context, p point, a ahead, req *pb.TxnReques
 		}
 	}
 	return way, nil
+}
+
+// writes says whether anything on the way taken may write.
+func (w *path) writes() bool {
+	for _, op := range w.ops {
+		switch op.Request.(type) {
+		case *pb.RequestOp_RequestPut, *pb.RequestOp_RequestDeleteRange:
+			return true
+		}
+	}
+	return slices.ContainsFunc(w.nested, (*path).writes)
 }
 
 // check looks at the revisions on the way taken before anything is read.

@@ -106,6 +106,9 @@ const (
 	Abandoned
 	// LockBusy: another attempt is in the way of one that would not wait (T5); not executed.
 	LockBusy
+	// WritesNothing: the transaction would change nothing, and its sender would rather read (IfWrites);
+	// not executed.
+	WritesNothing
 )
 
 // Error is an error of a region.
@@ -120,7 +123,7 @@ var codeNames = [...]string{"?", "not leader", "epoch mismatch", "region not fou
 	"void by fence", "outcome unknown", "key not found", "lease not found", "compacted",
 	"future revision", "not complete", "stopped",
 	"lock lost", "aborted", "too large",
-	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over", "abandoned", "locked by another attempt"}
+	"lease exists", "lease not registered", "lease has keys in other regions", "term of the lease's end is over", "abandoned", "locked by another attempt", "writes nothing"}
 
 // String is the code in words.
 func (c Code) String() string {

@@ -24,6 +24,9 @@ type WriteRequest struct {
 	// Cut: the leader evaluates only when it is complete through it. The gateway sets it, from a
 	// fresh read point, when a range inside the transaction names a revision (C-1); else 0.
 	Cut pdpb.Cut
+	// IfWrites: a transaction that would change nothing is refused with WritesNothing, and the sender reads
+	// at a point: that needs no entry and no cut.
+	IfWrites bool
 	// Tokens are for leases that the region is to be registered for with this write.
 	Tokens []LeaseToken
 	// Lease is a command on a lease; then there is no Txn.
@@ -35,7 +38,8 @@ const (
 	writeTxn = iota
 	writeTxnTokens
 	writeLease
-	writePut // a transaction of one put and nothing else
+	writePut      // a transaction of one put and nothing else
+	writeIfWrites // a transaction without tokens
 )
 
 // AppendWriteRequest appends the encoding of r to b.
@@ -49,6 +53,8 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 		return appendTokens(appendLeaseCommand(append(b, writeLease), r.Lease), r.Tokens), nil
 	case len(r.Tokens) > 0:
 		b = appendTokens(append(b, writeTxnTokens), r.Tokens)
+	case r.IfWrites:
+		b = append(b, writeIfWrites)
 	default:
 		if put := lonePut(r.Txn); put != nil {
 			return proto.MarshalOptions{}.MarshalAppend(append(b, writePut), put)
@@ -65,6 +71,8 @@ func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 	r := &WriteRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint())}
 	switch d.byte() {
 	case writeTxn:
+	case writeIfWrites:
+		r.IfWrites = true
 	case writeTxnTokens:
 		r.Tokens = d.tokens()
 	case writeLease:

@@ -387,5 +387,8 @@ func (s *Store) Write(ctx context.Context, expired <-chan struct{}, d pdpb.Descr
 	if err := s.cross.await(ctx, 0, locksOf(nil, req.Txn)); err != nil {
 		return nil, err
 	}
+	if req.IfWrites && s.writesNothing(req.Txn) {
+		return nil, regionpb.ErrorOf(regionpb.WritesNothing)
+	}
 	return s.write(req.Txn)
 }

@@ -39,6 +39,15 @@ func (s *Store) write(req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return resp, nil
 }
 
+// writesNothing says whether a transaction takes branches without writes.
+func (s *Store) writesNothing(req *pb.TxnRequest) bool {
+	ops, _ := (&txn{s: s, begin: s.rev}).taken(req)
+	return !slices.ContainsFunc(ops, func(op *pb.RequestOp) bool {
+		inner := op.GetRequestTxn()
+		return op.GetRequestRange() == nil && (inner == nil || !s.writesNothing(inner))
+	})
+}
+
 // Txn executes a transaction on the whole store, as if it had one region.
 func (s *Store) Txn(req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	s.mu.Lock()

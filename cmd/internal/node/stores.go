@@ -143,7 +143,7 @@ var outcomes = sync.Pool{New: func() any { return make(chan outcome, 1) }}
 
 func writeHere(ctx context.Context, expired <-chan struct{}, r *region.Replica, req *regionpb.WriteRequest) (*pb.TxnResponse, error) {
 	ch := outcomes.Get().(chan outcome)
-	r.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Done: ctx.Done(), Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
+	r.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, IfWrites: req.IfWrites, Done: ctx.Done(), Reply: func(resp *pb.TxnResponse, err error) { ch <- outcome{resp, err} }})
 	select {
 	case o := <-ch:
 		outcomes.Put(ch)
@@ -172,7 +172,7 @@ func (s *stores) serveWrite(ctx context.Context, _ raftid.StoreID, payload []byt
 		answer(nil, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 		return
 	}
-	h.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, Done: ctx.Done(), Reply: answer})
+	h.Write(&region.Write{Txn: req.Txn, Lease: req.Lease, Tokens: req.Tokens, Cut: req.Cut, IfWrites: req.IfWrites, Done: ctx.Done(), Reply: answer})
 }
 
 // readPatience is how long a replica elsewhere may take before the next one is asked: the first may
