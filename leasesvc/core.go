@@ -143,6 +143,8 @@ type Action struct {
 	Remaining int64 // Checkpoint: seconds, 0 for all
 	// Group is the same for leases that may be ended together: what keeps one from its end keeps all.
 	Group uint64
+	// Spread: they have keys in other regions as well, so that their end is an attempt.
+	Spread bool
 	// Alone: an Expire that has failed before. What keeps this lease from its end, a region without a
 	// quorum say, must not keep others from theirs, so it is not ended together with any.
 	Alone bool
@@ -482,7 +484,7 @@ func (c *Core) expire(dst []Action) []Action {
 			if l.group == g && l.state == over {
 				l.state = ending
 				g.ending++
-				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Group: g.id, Alone: l.failed > 0})
+				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Group: g.id, Spread: g.where != "", Alone: l.failed > 0})
 			}
 		}
 		if g.over = g.over[n:]; len(g.over) == 0 {

@@ -20,6 +20,7 @@ type pace struct {
 type flight struct {
 	group  uint64 // 0: no end
 	leases int
+	cost   int
 	alone  bool
 	began  time.Duration
 	old    bool
@@ -29,12 +30,15 @@ const (
 	// togetherMax bounds the leases that are ended, or recorded, together. What that costs grows less
 	// than their number; what a watcher gets in one revision, and for how long a region is busy with it,
 	// grow with it.
-	togetherMax = 256
+	togetherMax = 128
 	// groupMax bounds the leases of a group that are being ended at one time: while some are on their
 	// way through logs and cuts, the next ones are evaluated.
-	groupMax = 2 * togetherMax
-	// youngMax bounds the leases that a node ends at one time, each flight counted as flightCost more.
-	youngMax   = 4 * togetherMax
+	groupMax = 4 * togetherMax
+	// youngMax bounds what a node ends at one time, in leases with keys in their own regions only; one
+	// whose end is an attempt counts for spreadCost of them, and each flight for flightCost more.
+	// With twice as much, writers beside them wait twice as long (docs/bench/leases.md).
+	youngMax   = 600
+	spreadCost = 2
 	flightCost = 32
 	// youngFor is when a flight has taken long: many times what one takes where all is well.
 	youngFor = time.Second
@@ -62,7 +66,10 @@ func (p *pace) may(a *Action) bool {
 
 // begin notes that actions of one kind are carried out from now on, and returns them for end.
 func (p *pace) begin(list []Action, now time.Duration) *flight {
-	f := &flight{leases: len(list), began: now, alone: list[0].Alone}
+	f := &flight{leases: len(list), cost: len(list) + flightCost, began: now, alone: list[0].Alone}
+	if list[0].Spread {
+		f.cost *= spreadCost
+	}
 	if list[0].Kind != Expire {
 		return f
 	}
@@ -72,12 +79,10 @@ func (p *pace) begin(list []Action, now time.Duration) *flight {
 		f.group = list[0].Group
 		p.groups[f.group] += f.leases
 	}
-	p.young += f.cost()
+	p.young += f.cost
 	p.flights[f] = struct{}{}
 	return f
 }
-
-func (f *flight) cost() int { return f.leases + flightCost }
 
 // end notes that it has ended.
 func (p *pace) end(f *flight) {
@@ -86,7 +91,7 @@ func (p *pace) end(f *flight) {
 	}
 	delete(p.flights, f)
 	if !f.old {
-		p.young -= f.cost()
+		p.young -= f.cost
 	}
 	if f.alone {
 		p.alone--
@@ -100,7 +105,7 @@ func (p *pace) tick(now time.Duration) {
 	for f := range p.flights {
 		if !f.old && now-f.began > youngFor {
 			f.old = true
-			p.young -= f.cost()
+			p.young -= f.cost
 		}
 	}
 }
