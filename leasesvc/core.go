@@ -440,9 +440,10 @@ func (c *Core) Ended(a Action, now time.Duration) {
 // longest one.
 const failedMax = 32
 
-// Tick appends to dst what is to be done now.
+// Tick appends to dst what is to be done now. It looks at no more than tickMax leases: whoever applies
+// the ends of others waits meanwhile. The rest comes the next time, also when an end has made room.
 func (c *Core) Tick(now time.Duration, dst []Action) []Action {
-	for len(c.queue) > 0 && c.queue[0].due <= now {
+	for n := 0; n < tickMax && len(c.queue) > 0 && c.queue[0].due <= now; n++ {
 		l := c.queue[0]
 		h := l.group.home
 		switch {
@@ -473,6 +474,8 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 	}
 	return c.expire(dst)
 }
+
+const tickMax = 1024
 
 // expire appends the ends of leases that wait, as far as their groups have room.
 func (c *Core) expire(dst []Action) []Action {

@@ -358,3 +358,25 @@ func TestGroupsLeaveNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestTickIsShort: however many leases are due, one call looks at so many, and the next ones at the others.
+func TestTickIsShort(t *testing.T) {
+	const n = 5*tickMax + 1
+	c := New(Options{EndingMax: n})
+	c.Lead(7, 1)
+	c.LoadedAll(7, 1)
+	for id := range int64(n) {
+		c.Changed(7, id, &regionpb.LeaseRecord{TTL: 60}, 0)
+	}
+	calls, total := 0, 0
+	for total < n && calls < 100 {
+		list := c.Tick(time.Minute, nil)
+		if len(list) > tickMax {
+			t.Fatalf("%d ends by one call", len(list))
+		}
+		calls, total = calls+1, total+len(list)
+	}
+	if calls != 6 || total != n {
+		t.Errorf("%d ends by %d calls", total, calls)
+	}
+}
