@@ -33,11 +33,11 @@ const (
 	togetherMax = 128
 	// groupMax bounds the leases of a group that are being ended at one time: while some are on their
 	// way through logs and cuts, the next ones are evaluated.
-	groupMax = 4 * togetherMax
+	groupMax = 5 * togetherMax
 	// youngMax bounds what a node ends at one time, in leases with keys in their own regions only; one
 	// whose end is an attempt counts for spreadCost of them, and each flight for flightCost more.
 	// With twice as much, writers beside them wait twice as long (docs/bench/leases.md).
-	youngMax   = 600
+	youngMax   = 700
 	spreadCost = 2
 	flightCost = 32
 	// youngFor is when a flight has taken long: many times what one takes where all is well.
