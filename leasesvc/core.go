@@ -440,10 +440,11 @@ func (c *Core) Ended(a Action, now time.Duration) {
 // longest one.
 const failedMax = 32
 
-// Tick appends to dst what is to be done now. It looks at no more than tickMax leases: whoever applies
-// the ends of others waits meanwhile. The rest comes the next time, also when an end has made room.
+// Tick appends to dst what is to be done now. It looks at no more than tickMax leases, since whoever applies
+// the ends of others waits meanwhile; Due says whether there are more. What has no room comes when an end
+// has made some.
 func (c *Core) Tick(now time.Duration, dst []Action) []Action {
-	for n := 0; n < tickMax && len(c.queue) > 0 && c.queue[0].due <= now; n++ {
+	for n := 0; n < tickMax && c.Due(now); n++ {
 		l := c.queue[0]
 		h := l.group.home
 		switch {
@@ -476,6 +477,23 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 }
 
 const tickMax = 1024
+
+// Due says whether there are leases to look at now. A lease that was renewed is looked at once in its time
+// to live all the same, so whoever leaves them for later falls behind, and leases end late that were not.
+func (c *Core) Due(now time.Duration) bool { return len(c.queue) > 0 && c.queue[0].due <= now }
+
+// Stands says whether an action that has waited is still to be done. Its term may be over; or a client has
+// ended the lease meanwhile, and perhaps granted another one of that id, which has all of its time.
+func (c *Core) Stands(a *Action) bool {
+	h := c.homes[a.Region]
+	if h == nil || h.term != a.Term || h.leases[a.ID] == nil {
+		return false
+	}
+	if a.Kind == Checkpoint {
+		return h.leases[a.ID].recording
+	}
+	return h.leases[a.ID].state == ending
+}
 
 // expire appends the ends of leases that wait, as far as their groups have room.
 func (c *Core) expire(dst []Action) []Action {

@@ -14,11 +14,12 @@ type pace struct {
 	groups  map[uint64]int // leases of a group that are being ended
 	young   int            // cost of what has not taken long yet
 	alone   int            // ends that have failed before
+	again   map[uint64]int // those, by group
 }
 
 // flight is what a worker carries out.
 type flight struct {
-	group  uint64 // 0: no end
+	group  uint64
 	leases int
 	cost   int
 	alone  bool
@@ -48,7 +49,7 @@ const (
 )
 
 func newPace(workers int) pace {
-	return pace{workers: workers, flights: map[*flight]struct{}{}, groups: map[uint64]int{}}
+	return pace{workers: workers, flights: map[*flight]struct{}{}, groups: map[uint64]int{}, again: map[uint64]int{}}
 }
 
 // may says whether an action may be carried out now.
@@ -66,7 +67,7 @@ func (p *pace) may(a *Action) bool {
 
 // begin notes that actions of one kind are carried out from now on, and returns them for end.
 func (p *pace) begin(list []Action, now time.Duration) *flight {
-	f := &flight{leases: len(list), cost: len(list) + flightCost, began: now, alone: list[0].Alone}
+	f := &flight{group: list[0].Group, leases: len(list), cost: len(list) + flightCost, began: now, alone: list[0].Alone}
 	if list[0].Spread {
 		f.cost *= spreadCost
 	}
@@ -75,8 +76,8 @@ func (p *pace) begin(list []Action, now time.Duration) *flight {
 	}
 	if f.alone {
 		p.alone++
+		p.again[f.group]++
 	} else {
-		f.group = list[0].Group
 		p.groups[f.group] += f.leases
 	}
 	p.young += f.cost
@@ -95,6 +96,9 @@ func (p *pace) end(f *flight) {
 	}
 	if f.alone {
 		p.alone--
+		if p.again[f.group]--; p.again[f.group] == 0 {
+			delete(p.again, f.group)
+		}
 	} else if p.groups[f.group] -= f.leases; p.groups[f.group] == 0 {
 		delete(p.groups, f.group)
 	}

@@ -196,14 +196,23 @@ func (s *Service) wakeAllLocked() {
 
 // Tick lets time pass. Any goroutine; a few times a second.
 func (s *Service) Tick() {
+	for s.tick() {
+	}
+}
+
+// tick looks at some of the leases that are due and says whether there are more; whoever applies the ends
+// of others gets the lock in between.
+func (s *Service) tick() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
-		return
+		return false
 	}
-	s.mu.pace.tick(s.now())
-	s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo)
+	now := s.now()
+	s.mu.pace.tick(now)
+	s.mu.todo = s.mu.core.Tick(now, s.mu.todo)
 	s.startLocked()
+	return s.mu.core.Due(now)
 }
 
 // startLocked starts a worker if there is something to do. Each that takes something starts the next, so
@@ -214,8 +223,10 @@ func (s *Service) startLocked() {
 	}
 }
 
-// nextLocked is the place in the list of what is done next; what has failed before comes last. It is -1
-// when there is nothing to do now.
+// nextLocked is the place in the list of what is done next. What has failed before comes last, and first
+// of it that of which group least is tried again already: however many leases a region without a quorum
+// holds up, one of another group that has failed by chance does not wait for them. It is -1 when there is
+// nothing to do now.
 func (s *Service) nextLocked() int {
 	alone := -1
 	for i := range s.mu.todo {
@@ -223,7 +234,7 @@ func (s *Service) nextLocked() int {
 		case !s.mu.pace.may(a):
 		case !a.Alone:
 			return i
-		case alone < 0:
+		case alone < 0 || s.mu.pace.again[a.Group] < s.mu.pace.again[s.mu.todo[alone].Group]:
 			alone = i
 		}
 	}
@@ -231,7 +242,7 @@ func (s *Service) nextLocked() int {
 }
 
 // takeLocked takes an action off the list, and with it others that may be carried out together with it,
-// unless it has to be carried out alone.
+// unless it has to be carried out alone. It drops what does not stand any more, which may be all.
 func (s *Service) takeLocked(at int) []Action {
 	first, most := s.mu.todo[at], togetherMax
 	if first.Alone || first.Kind == Expire && s.cfg.OneByOne {
@@ -242,7 +253,9 @@ func (s *Service) takeLocked(at int) []Action {
 	for _, a := range s.mu.todo[at:] {
 		if len(list) < most && a.Kind == first.Kind && a.Region == first.Region && a.Term == first.Term && a.Alone == first.Alone &&
 			(a.Kind != Expire || a.Group == first.Group) {
-			list = append(list, a)
+			if s.mu.core.Stands(&a) {
+				list = append(list, a)
+			}
 		} else {
 			rest = append(rest, a)
 		}
@@ -258,6 +271,9 @@ func (s *Service) work() {
 	defer func() { s.mu.workers-- }()
 	for at := s.nextLocked(); at >= 0; at = s.nextLocked() {
 		list := s.takeLocked(at)
+		if len(list) == 0 {
+			continue
+		}
 		f := s.mu.pace.begin(list, s.now())
 		s.startLocked()
 		s.mu.Unlock()

@@ -25,6 +25,7 @@ type fakeStore struct {
 	fail     int           // so many of them fail
 	stuck    int64         // leases from this id on cannot be ended, nor can others with them; 0 none
 	hang     time.Duration // how long that takes
+	once     int64         // a lease whose first end fails; 0 none
 	takes    time.Duration // how long an end takes that succeeds
 	ending   int           // leases that are being ended, not the stuck ones
 	most     int           // of them at one time
@@ -49,6 +50,9 @@ func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) err
 	stuck := f.stuck > 0 && slices.Max(ids) >= f.stuck
 	failed := f.fail > 0 || stuck
 	f.fail--
+	if f.once != 0 && slices.Contains(ids, f.once) {
+		f.once, failed = 0, true
+	}
 	if !stuck {
 		f.ending += len(ids)
 		f.most = max(f.most, f.ending)
@@ -278,6 +282,87 @@ func TestStuckGroup(t *testing.T) {
 		}
 		if left := s.leases(); left != n {
 			t.Errorf("%d leases are left after three seconds, want the stuck ones", left)
+		}
+	})
+}
+
+// TestFailedOnce: an end that failed by chance is tried again soon, although hundreds of another group are
+// tried again and again, and take long each time.
+func TestFailedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeStore{stuck: 100, hang: 7 * time.Second, once: 2}
+		s := newService(f, Config{Workers: 16}, 0, 0)
+		defer s.Close()
+		for id := range int64(500) {
+			s.Changed(regionOf(0), 100+id, &regionpb.LeaseRecord{TTL: 10, Spans: []mvcc.Span{mvcc.Key([]byte("dead"))}})
+		}
+		s.Changed(regionOf(2), 2, &regionpb.LeaseRecord{TTL: 40})
+		for range 495 {
+			time.Sleep(100 * time.Millisecond)
+			s.Tick()
+			synctest.Wait()
+		}
+		if left := s.leases(); f.once != 0 || left != 500 {
+			t.Errorf("%d leases are left, want the stuck ones", left)
+		}
+	})
+}
+
+// TestGrantedAnew: leases whose ends wait for room, and that a client ends meanwhile and grants anew, are
+// new ones and live.
+func TestGrantedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 4 * togetherMax
+		f := &fakeStore{takes: 300 * time.Millisecond}
+		s := newService(f, Config{Workers: 1}, 0, 0)
+		defer s.Close()
+		for id := range int64(n) {
+			s.Changed(regionOf(0), 2*id, &regionpb.LeaseRecord{TTL: 10})
+		}
+		time.Sleep(10 * time.Second)
+		s.Tick()
+		synctest.Wait()
+		const anew = 2 * (n - 1)
+		s.Changed(regionOf(0), anew, nil)
+		s.Changed(regionOf(0), anew, &regionpb.LeaseRecord{TTL: 60})
+		for range 50 {
+			time.Sleep(100 * time.Millisecond)
+			s.Tick()
+			synctest.Wait()
+		}
+		for _, ids := range f.ended {
+			if slices.Contains(ids, anew) {
+				t.Error("a lease was ended a moment after its grant")
+			}
+		}
+		if left := s.leases(); left != 1 {
+			t.Errorf("%d leases are left, want the new one", left)
+		}
+	})
+}
+
+// TestManyRenewed: however many leases are renewed all the time, one that is not ends in time.
+func TestManyRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, ttl = 40 * tickMax, 5
+		f := &fakeStore{}
+		s := newService(f, Config{}, n, ttl)
+		defer s.Close()
+		for now := 100 * time.Millisecond; now <= 21*time.Second; now += 100 * time.Millisecond {
+			time.Sleep(100 * time.Millisecond)
+			s.mu.Lock()
+			for id := range int64(n) {
+				if now%(2*time.Second) == 0 && (id > 0 || now < 15*time.Second) {
+					s.mu.core.Confirmed(regionOf(id+1), 5, s.now())
+					s.mu.core.Renew(regionOf(id+1), id+1, s.now())
+				}
+			}
+			s.mu.Unlock()
+			s.Tick()
+			synctest.Wait()
+			if left := s.leases(); now < 19*time.Second && left != n || now > 19*time.Second+200*time.Millisecond && left != n-1 {
+				t.Fatalf("%d of %d leases are left after %v", left, n, now)
+			}
 		}
 	})
 }
