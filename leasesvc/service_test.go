@@ -344,7 +344,7 @@ func TestGrantedAnew(t *testing.T) {
 // TestManyRenewed: however many leases are renewed all the time, one that is not ends in time.
 func TestManyRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const n, ttl = 40 * tickMax, 5
+		const n, ttl = 100 * tickMax, 5 // more than 1024 each 100 ms, for each time to live
 		f := &fakeStore{}
 		s := newService(f, Config{}, n, ttl)
 		defer s.Close()
