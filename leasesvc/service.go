@@ -194,11 +194,16 @@ func (s *Service) wakeAllLocked() {
 	}
 }
 
-// Tick lets time pass. Any goroutine; a few times a second.
+// Tick lets time pass. Any goroutine; a few times a second. It does not keep its caller, whose clock may be
+// that of others, for longer than looksMax looks at the core take.
 func (s *Service) Tick() {
-	for s.tick() {
+	for n := 0; n < looksMax && s.tick(); n++ {
 	}
 }
+
+// looksMax bounds the looks of one call. With ten calls a second it is enough for 900,000 leases of three
+// seconds that are renewed all the time.
+const looksMax = 32
 
 // tick looks at some of the leases that are due and says whether there are more; whoever applies the ends
 // of others gets the lock in between.
