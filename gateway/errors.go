@@ -41,6 +41,7 @@ var regionErrors = map[regionpb.Code]error{
 	regionpb.LeaseTermOver:      rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LockLost:           rpctypes.ErrGRPCLeaderChanged,
 	regionpb.LockBusy:           rpctypes.ErrGRPCLeaderChanged,
+	regionpb.WritesNothing:      rpctypes.ErrGRPCLeaderChanged, // the router reads instead
 	regionpb.Aborted:            rpctypes.ErrGRPCLeaderChanged,
 }
 

@@ -43,6 +43,7 @@ func TestErrorTable(t *testing.T) {
 		regionpb.FutureRevision:  {codes.OutOfRange, "etcdserver: mvcc: required revision is a future revision"},
 		regionpb.Stopped:         {codes.Unavailable, "etcdserver: server stopped"},
 		regionpb.LockLost:        {codes.Unavailable, "etcdserver: leader changed"},
+		regionpb.WritesNothing:   {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.LockBusy:        {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.Aborted:         {codes.Unavailable, "etcdserver: leader changed"},
 		regionpb.TooLarge:        {codes.InvalidArgument, "etcdserver: request is too large"},
