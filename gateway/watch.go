@@ -205,7 +205,7 @@ func (ws *watchStream) sendNext(ctx context.Context) (bool, error) {
 	case len(r.Events) > 0 && tag.progress:
 		ws.due[r.ID] = false
 	}
-	wr, err := ws.response(&r, tag)
+	wr, err := ws.response(ctx, &r, tag)
 	if err != nil {
 		return false, err
 	}
@@ -215,7 +215,7 @@ func (ws *watchStream) sendNext(ctx context.Context) (bool, error) {
 	return true, ws.grpc.Send(wr)
 }
 
-func (ws *watchStream) response(r *watchsvc.Response, tag watchTag) (*pb.WatchResponse, error) {
+func (ws *watchStream) response(ctx context.Context, r *watchsvc.Response, tag watchTag) (*pb.WatchResponse, error) {
 	wr := &pb.WatchResponse{
 		Header: &pb.ResponseHeader{Revision: int64(r.Revision)}, WatchId: r.ID, Events: r.Events,
 		Created: r.Created, Canceled: r.Canceled, CompactRevision: int64(r.Compacted),
@@ -235,7 +235,7 @@ func (ws *watchStream) response(r *watchsvc.Response, tag watchTag) (*pb.WatchRe
 		if e.Type == mvccpb.Event_PUT && e.Kv.CreateRevision == e.Kv.ModRevision {
 			continue
 		}
-		v, ok, err := ws.s.cfg.Watches.Previous(e.Kv.Key, mvcc.Revision(e.Kv.ModRevision))
+		v, ok, err := ws.s.cfg.Watches.Previous(ctx, e.Kv.Key, mvcc.Revision(e.Kv.ModRevision))
 		if err != nil {
 			return nil, err
 		}

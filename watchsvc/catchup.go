@@ -70,9 +70,10 @@ func (s *Stream) catchUp(ctx context.Context) error {
 	case errors.Is(err, errEnough):
 		end = c.whole
 	case err != nil:
-		// Records and versions that disagree at a floor that has just risen are no damage.
+		// Records and versions that disagree at a floor that has just risen are no damage, and what
+		// needs them ends here, or was canceled meanwhile.
 		h.mu.Lock()
-		ended := s.endCompacted(g)
+		ended := s.endCompacted(g) || from < h.floorLocked(g.sources)
 		h.mu.Unlock()
 		if ended {
 			return nil

@@ -33,7 +33,8 @@ import (
 	"braid/mvcc"
 )
 
-// Source is a region's replica on this store. Any goroutine; nothing blocks.
+// Source is a region's replica, on this store or, by way of what its owner hears of it, on another.
+// Any goroutine; nothing blocks.
 type Source interface {
 	// CompleteThrough is a revision at or below which no further event will be fed. What it
 	// counts on was fed before it returns.
@@ -42,15 +43,18 @@ type Source interface {
 	Floor() mvcc.Revision
 	// Led says whether the replica knows a leader of its region; without one it falls behind.
 	Led() bool
+	// Watched says that somebody begins to watch the region, or that nobody does any more. It is
+	// called with the hub's lock held: nothing but a Feed of the hub may be called from it.
+	Watched(bool)
 }
 
-// History is the store's state engine.
+// History is the store's state engine, and those of others for regions that are not here.
 type History interface {
 	// Events calls fn with the events of span whose revisions lie in [from, to], in order; slices
 	// are valid during the call.
 	Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Span, fn func(v *mvcc.Version) error) error
 	// Get returns the newest version of a key with Mod <= at.
-	Get(key []byte, at mvcc.Revision) (mvcc.Version, bool, error)
+	Get(ctx context.Context, key []byte, at mvcc.Revision) (mvcc.Version, bool, error)
 }
 
 // Options of a Hub; zero values mean the defaults.
@@ -266,6 +270,42 @@ func (f *Feed) Reset(through mvcc.Revision) {
 	f.hub.Poke()
 }
 
+// Since returns what the window holds of the region's events above a revision, and the revision
+// through which that is whole: at most so many revisions, and no second one beyond so many bytes. It
+// is not ok when the window does not reach back that far; then through is what the region is complete
+// through. The versions are shared and must not change.
+func (f *Feed) Since(after mvcc.Revision, revsMax, bytesMax int) (events []mvcc.Version, through mvcc.Revision, ok bool) {
+	complete := f.s.live.CompleteThrough() // before the window is looked at: what it counts on is in there
+	f.hub.win.Lock()
+	defer f.hub.win.Unlock()
+	m := f.hub.win.m
+	m.Complete(f.s, complete)
+	if f.s.through <= after {
+		return nil, f.s.through, true
+	}
+	found, through, ok := m.Collect(nil, []*source{f.s}, after, f.s.through, revsMax)
+	if !ok {
+		return nil, f.s.through, false
+	}
+	bytes := 0
+	for i, e := range found {
+		if bytes += e.size(); bytes > bytesMax && i > 0 && e.Mod != found[i-1].Mod {
+			return events, e.Mod - 1, true
+		}
+		events = append(events, e.Version)
+	}
+	return events, through, true
+}
+
+// Through is the revision through which the region's events were fed, or are known not to exist.
+func (f *Feed) Through() mvcc.Revision {
+	complete := f.s.live.CompleteThrough()
+	f.hub.win.Lock()
+	defer f.hub.win.Unlock()
+	f.hub.win.m.Complete(f.s, complete)
+	return f.s.through
+}
+
 // Poke says that a source may be complete through more than before. It never blocks.
 func (h *Hub) Poke() {
 	if h.watchers.Load() == 0 {
@@ -301,8 +341,8 @@ func (h *Hub) Stats() Stats {
 
 // Previous returns what a key held just before a revision, for prev_kv; false when it did not
 // exist or the history of then may be gone.
-func (h *Hub) Previous(key []byte, rev mvcc.Revision) (mvcc.Version, bool, error) {
-	v, ok, err := h.o.History.Get(key, rev-1)
+func (h *Hub) Previous(ctx context.Context, key []byte, rev mvcc.Revision) (mvcc.Version, bool, error) {
+	v, ok, err := h.o.History.Get(ctx, key, rev-1)
 	if err != nil || !ok || v.Tombstone() {
 		return mvcc.Version{}, false, err
 	}
@@ -342,7 +382,9 @@ func (h *Hub) joinLocked(w *watcher) bool {
 	if g == nil {
 		g = &group{key: key, sources: append([]*source(nil), sources...)}
 		for _, s := range g.sources {
-			s.groups++
+			if s.groups++; s.groups == 1 {
+				s.live.Watched(true)
+			}
 		}
 		h.groups[key] = g
 		g.at = len(h.order)
@@ -385,7 +427,9 @@ func (h *Hub) leaveLocked(w *watcher) {
 	w.group, w.synced = nil, false
 	if g.watchers--; g.watchers == 0 {
 		for _, s := range g.sources {
-			s.groups--
+			if s.groups--; s.groups == 0 {
+				s.live.Watched(false)
+			}
 		}
 		delete(h.groups, g.key)
 		last := h.order[len(h.order)-1]

@@ -36,10 +36,12 @@ type storeRegion struct {
 	mu      sync.Mutex
 	through mvcc.Revision
 
-	leaderless atomic.Bool
+	leaderless, watched atomic.Bool
 }
 
 func (r *storeRegion) Led() bool { return !r.leaderless.Load() }
+
+func (r *storeRegion) Watched(on bool) { r.watched.Store(on) }
 
 func (r *storeRegion) CompleteThrough() mvcc.Revision {
 	r.mu.Lock()
@@ -80,7 +82,7 @@ func (s *store) Events(ctx context.Context, from, to mvcc.Revision, span mvcc.Sp
 	return nil
 }
 
-func (s *store) Get(key []byte, at mvcc.Revision) (mvcc.Version, bool, error) {
+func (s *store) Get(_ context.Context, key []byte, at mvcc.Revision) (mvcc.Version, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := len(s.events) - 1; i >= 0; i-- {
@@ -611,4 +613,90 @@ func TestSlowClientIsBounded(t *testing.T) {
 			next++
 		}
 	}
+}
+
+// TestSince: what a window holds of one region is given in parts that end with a revision, and where
+// it does not reach back, that is said.
+func TestSince(t *testing.T) {
+	s := &store{floor: -1, current: 1}
+	r := &storeRegion{s: s, through: 1}
+	h := New(Options{History: s, WindowBytes: 8 * eventOverheadBytes})
+	r.feed = h.Attach(mvcc.Span{End: []byte("b")}, 1, r)
+	put := func(rev mvcc.Revision, subs ...int64) {
+		var events []mvcc.Version
+		for _, sub := range subs {
+			events = append(events, mvcc.Version{Key: []byte{'a', byte('0' + sub)}, Mod: rev, Sub: sub, Version: 1})
+		}
+		r.feed.Events(events, rev)
+	}
+	put(3, 0, 1)
+	put(5, 0, 2)
+	put(6, 1)
+	r.complete(9)
+	for _, c := range []struct {
+		after       mvcc.Revision
+		revs, bytes int
+		events      string
+		through     mvcc.Revision
+		ok          bool
+	}{
+		{1, 99, 1 << 20, "3.0 3.1 5.0 5.2 6.1", 9, true},
+		{0, 99, 1 << 20, "", 9, false}, // before it was attached
+		{3, 99, 1 << 20, "5.0 5.2 6.1", 9, true},
+		{6, 99, 1 << 20, "", 9, true},
+		{9, 99, 1 << 20, "", 9, true},
+		{12, 99, 1 << 20, "", 9, true}, // whoever asks has heard more
+		{1, 2, 1 << 20, "3.0 3.1 5.0 5.2", 5, true},
+		{1, 99, 1, "3.0 3.1", 4, true},
+		{1, 99, 4 * eventOverheadBytes, "3.0 3.1 5.0 5.2", 5, true},
+	} {
+		events, through, ok := r.feed.Since(c.after, c.revs, c.bytes)
+		var got []string
+		for _, e := range events {
+			got = append(got, fmt.Sprintf("%d.%d", e.Mod, e.Sub))
+		}
+		if fmt.Sprint(got) != "["+c.events+"]" || through != c.through || ok != c.ok {
+			t.Errorf("since %d, %d revisions or %d bytes: %v through %d, %v; want %q through %d, %v", c.after, c.revs, c.bytes, got, through, ok, c.events, c.through, c.ok)
+		}
+	}
+	// A snapshot came, and then too much for the window.
+	r.feed.Reset(20)
+	if _, through, ok := r.feed.Since(9, 99, 1<<20); ok || through != 20 {
+		t.Errorf("over a snapshot: through %d, %v", through, ok)
+	}
+	for rev := mvcc.Revision(21); rev < 40; rev++ {
+		put(rev, 0)
+	}
+	if _, _, ok := r.feed.Since(20, 99, 1<<20); ok {
+		t.Error("evicted events were not missed")
+	}
+	if events, _, ok := r.feed.Since(36, 99, 1<<20); !ok || len(events) != 3 {
+		t.Errorf("%d events, %v", len(events), ok)
+	}
+}
+
+// TestWatched: a source hears when it begins to be watched, by whatever group, and when it ends.
+func TestWatched(t *testing.T) {
+	l := newLab(t, tiny)
+	st := l.hub.NewStream()
+	for id, span := range map[int64]mvcc.Span{1: mvcc.Key([]byte("a")), 2: {Start: []byte("a"), End: []byte("bb")}} {
+		if err := st.Watch(t.Context(), Request{ID: id, Span: span}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(list ...bool) {
+		t.Helper()
+		for i, on := range list {
+			if got := l.regions[i].watched.Load(); got != on {
+				t.Errorf("region %d is watched: %v", i, got)
+			}
+		}
+	}
+	want(true, true, false)
+	if err := st.Cancel(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	want(true, false, false)
+	st.Close()
+	want(false, false, false)
 }

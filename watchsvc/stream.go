@@ -19,8 +19,9 @@ var (
 	ErrEmptyRange  = errors.New("mvcc: watcher range is empty")
 	ErrDuplicateID = errors.New("mvcc: duplicate watch ID provided on the WatchStream")
 	ErrTooMany     = errors.New("etcdserver: too many requests")
-	// ErrNotHere: some region of the span has no replica on this store.
-	ErrNotHere = errors.New("braid: a watch of regions without a replica on this node is not available yet")
+	// ErrNotHere: some of the span belongs to no region that was attached. A node attaches all regions,
+	// those of other stores too, before it serves.
+	ErrNotHere = errors.New("braid: a watch of regions that this node does not know is not available")
 )
 
 // AllWatchers is the id of a progress response that speaks for every watcher of the stream, and of

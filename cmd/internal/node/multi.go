@@ -56,7 +56,7 @@ func (n *Node) startMulti() error {
 		ClientOptions: order.ClientOptions{Self: n.self, Members: voters, Session: n.identity.Starts << sessionBits},
 		Net:           calls,
 		OnDirectory:   func(*order.Directory) { n.regions.directoryChanged() },
-		OnMark:        n.watches.Poke,
+		OnMark:        n.markMoved,
 	})
 	n.onClose(func(context.Context) error { client.Close(); return nil })
 	o := &multiOracle{node: n, client: client}

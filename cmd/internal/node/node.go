@@ -64,9 +64,12 @@ type Node struct {
 	stores  *stores
 	gateway *gateway.Server
 	watches *watchsvc.Hub
-	order   *orderlog.Recorder // nil unless a test asked for the record
-	leases  *leasesvc.Service
-	router  atomic.Pointer[router.Router] // nil while starting
+	// followed answers other nodes about regions here, elsewhere asks them about those that are not.
+	followed  *follows
+	elsewhere *elsewhere
+	order     *orderlog.Recorder // nil unless a test asked for the record
+	leases    *leasesvc.Service
+	router    atomic.Pointer[router.Router] // nil while starting
 
 	metrics *metrics
 

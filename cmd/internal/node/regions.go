@@ -22,6 +22,7 @@ import (
 	"braid/raftstore/wal"
 	"braid/region"
 	"braid/region/regionpb"
+	"braid/watchsvc"
 )
 
 // activeTicks is how long a replica hears the clock after something woke it: longer than any wait
@@ -69,6 +70,7 @@ type hosted struct {
 	ticks  atomic.Int32 // left until it is taken off the active list
 	owner  *regions
 	inList atomic.Bool
+	feed   *watchsvc.Feed // into the hub; set before the replica runs
 }
 
 // Leading implements order.ReportSource.
@@ -300,6 +302,7 @@ func (r *regions) reconcile(d *order.Directory) error {
 		}
 		n.log.Info("created replicas", zap.Int("regions", len(missing)))
 	}
+	n.elsewhere.know(d)
 	r.nowReady()
 	return nil
 }

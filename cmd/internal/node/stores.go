@@ -48,6 +48,7 @@ func (s *stores) register() {
 	s.registerTxns()
 	s.node.net.HandleCall(methodLeases, s.node.serveLeases)
 	s.node.net.HandleCall(methodHash, s.serveHash)
+	s.registerFollows()
 }
 
 // Write implements router.Stores.
@@ -247,15 +248,18 @@ func (s *stores) serveRead(ctx context.Context, _ raftid.StoreID, payload []byte
 
 // serve calls f, which may wait, on a goroutine of its own; when too many of them run, at once and
 // with the error that f is to answer.
-func (s *stores) serve(f func(refused error)) {
+func (s *stores) serve(f func(refused error)) { s.serveIn(s.reads, f) }
+
+// serveIn is serve with slots of its own.
+func (s *stores) serveIn(slots chan struct{}, f func(refused error)) {
 	select {
-	case s.reads <- struct{}{}:
+	case slots <- struct{}{}:
 	default:
 		f(regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
 	s.node.wg.Go(func() {
-		defer func() { <-s.reads }()
+		defer func() { <-slots }()
 		f(nil)
 	})
 }

@@ -10,10 +10,11 @@ import (
 	"braid/watchsvc"
 )
 
-// openWatches starts the hub that all replicas of this node feed.
+// openWatches starts the hub that all replicas of this node feed, and what is heard of others.
 func (n *Node) openWatches() {
+	n.followed, n.elsewhere = newFollows(), newElsewhere(n)
 	n.watches = watchsvc.NewHub(watchsvc.Options{
-		History: n.engine,
+		History: watchHistory{n},
 		Current: n.current,
 		Demand:  n.demandMark,
 	})
@@ -43,6 +44,26 @@ func (n *Node) demandMark() {
 		newest = max(newest, h.Applied().Cut)
 	}
 	n.regions.order.WantMark(newest)
+	n.wantRevision(n.current())
+	n.elsewhere.moved()
+}
+
+// wantRevision asks for a mark at or above a revision of which somebody has told, so that there is a
+// cut that gave it.
+func (n *Node) wantRevision(rev mvcc.Revision) {
+	if n.regions.order == nil {
+		return
+	}
+	if mark := n.oracle.Mark(); rev > mark.Rev {
+		n.regions.order.WantMark(mark.Cut + 1)
+	}
+}
+
+// markMoved is called when pd's stream has brought a mark.
+func (n *Node) markMoved() {
+	n.watches.Poke()
+	n.followed.wake()
+	n.elsewhere.moved()
 }
 
 // watchSource is a replica as the hub sees it.
@@ -57,6 +78,9 @@ func (s watchSource) Led() bool {
 	return here || leader != 0
 }
 
+// Watched implements watchsvc.Source: a replica here feeds the hub in any case.
+func (s watchSource) Watched(bool) {}
+
 // Floor implements watchsvc.Source: what compactions refuse, or what a snapshot's sender had
 // removed already (C1).
 func (s watchSource) Floor() mvcc.Revision {
@@ -66,11 +90,17 @@ func (s watchSource) Floor() mvcc.Revision {
 // watched makes a replica feed the hub. The returned function must be called once the replica
 // exists and before its group runs.
 func (h *hosted) watched(cfg *region.Config) (attach func()) {
-	var feed *watchsvc.Feed
-	cfg.Observer.Events = func(events []mvcc.Version, through mvcc.Revision) { feed.Events(events, through) }
-	cfg.Observer.Installed = func(p *region.Position) { feed.Reset(p.Revision) }
+	told := h.owner.node.followed
+	cfg.Observer.Events = func(events []mvcc.Version, through mvcc.Revision) {
+		h.feed.Events(events, through)
+		told.wake()
+	}
+	cfg.Observer.Installed = func(p *region.Position) {
+		h.feed.Reset(p.Revision)
+		told.wake()
+	}
 	span, through := cfg.Position.Descriptor.Span, cfg.Position.Revision
-	return func() { feed = h.owner.node.watches.Attach(span, through, watchSource{h}) }
+	return func() { h.feed = h.owner.node.watches.Attach(span, through, watchSource{h}) }
 }
 
 // watchedOracle tells the hub of compactions that this node acknowledges: pd's stream may bring

@@ -145,6 +145,9 @@ func (x watchSource) Led() bool {
 	return here || leader != 0
 }
 
+// Watched implements watchsvc.Source.
+func (x watchSource) Watched(bool) {}
+
 // simHistory is a store's engine as the hub sees it. While a watcher reads, the store goes on:
 // replicas apply and install, versions are removed.
 type simHistory struct{ s *store }
@@ -167,7 +170,7 @@ func (h simHistory) Events(ctx context.Context, from, to mvcc.Revision, span mvc
 }
 
 // Get implements watchsvc.History.
-func (h simHistory) Get(k []byte, at mvcc.Revision) (mvcc.Version, bool, error) {
+func (h simHistory) Get(_ context.Context, k []byte, at mvcc.Revision) (mvcc.Version, bool, error) {
 	return h.s.engine.Get(k, at)
 }
 
@@ -439,7 +442,7 @@ func (c *checker) progress(st *watchStream, of *watch, rev mvcc.Revision) {
 // previous asks for what a key held before an event.
 func (c *checker) previous(st *watchStream, e *mvccpb.Event) {
 	rev := mvcc.Revision(e.Kv.ModRevision)
-	v, ok, err := st.store.hub.Previous(e.Kv.Key, rev)
+	v, ok, err := st.store.hub.Previous(context.Background(), e.Kv.Key, rev)
 	if err != nil {
 		c.w.fail("previous of %s at store %d: %v", e.Kv.Key, st.store.i, err)
 		return
