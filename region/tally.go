@@ -53,14 +53,16 @@ const (
 	tallyAfter = 2
 	// bucketGrowth is by how much a bucket may grow before it is divided.
 	bucketGrowth = 4
+	// bucketKeyMax bounds the keys at which a bucket may begin, so that their number bounds the memory.
+	bucketKeyMax = 256
 	// eventsMin and eventsShare bound the revisions that a tally is moved over: beyond them, and a
 	// share of its keys, counting anew is cheaper.
 	eventsMin   = 1024
 	eventsShare = 4
 )
 
-// NewTallies returns the tallies of a store. One has up to a thousand buckets, each with its first key and
-// about fifty bytes.
+// NewTallies returns the tallies of a store. One has up to a thousand buckets, each with its first key, of
+// at most 256 bytes, and about fifty bytes.
 func NewTallies(o TallyOptions) *Tallies {
 	o = o.withDefaults()
 	cache, err := lru.New[pdpb.RegionID, *tally](o.Regions)
@@ -84,7 +86,9 @@ func (t *Tallies) of(id pdpb.RegionID) *tally {
 
 // tally is what is known of one region.
 type tally struct {
-	o        TallyOptions
+	o TallyOptions
+	// mu is held while the buckets are moved to a later revision, which reads the engine: who waits for it
+	// counts in the same region and would read the same.
 	mu       sync.Mutex
 	large    int  // counts that walked over many keys
 	building bool // somebody makes it; it is made and read by one goroutine at a time, without the lock
@@ -190,7 +194,7 @@ func makeBuckets(s tallied, rev mvcc.Revision, o TallyOptions) (buckets, error) 
 				b.coarsen()
 				last = len(b.keys) - 1
 			}
-			if b.keys[last] >= b.size {
+			if b.keys[last] >= b.size && len(v.Key) <= bucketKeyMax {
 				b.starts, b.keys = append(b.starts, bytes.Clone(v.Key)), append(b.keys, 0)
 				last++
 			}

@@ -215,3 +215,36 @@ func TestTallyTogether(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestTallyLongKeys: buckets begin at short keys only, and the count is right all the same.
+func TestTallyLongKeys(t *testing.T) {
+	c := newCounted(t, 5)
+	b := c.store.NewBatch()
+	defer b.Close()
+	for i := range 100 {
+		key := fmt.Sprintf("c%03d", i)
+		if i%10 != 0 {
+			key += string(make([]byte, bucketKeyMax))
+		}
+		if err := b.Put(&mvcc.Version{Key: []byte(key), Mod: 2, Sub: int64(i), Create: 2, Version: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	tally := NewTallies(TallyOptions{Worth: 1, BucketKeys: 1}).of(7)
+	for range tallyAfter + 1 {
+		if n, err := tally.count(c.tallied(), c.whole, 2); err != nil || n != 100 {
+			t.Fatalf("%d keys, %v", n, err)
+		}
+	}
+	if len(tally.keys) != 10 {
+		t.Errorf("%d buckets", len(tally.keys))
+	}
+	for _, start := range tally.starts {
+		if len(start) > bucketKeyMax {
+			t.Errorf("a bucket begins at a key of %d bytes", len(start))
+		}
+	}
+}

@@ -371,8 +371,9 @@ func TestManyWatchersOnOneStream(t *testing.T) {
 			}
 		}
 		t.Logf("%d writes, %d events, %d watchers canceled by compactions; memory %d MiB before, at most %d", written.Load(), events, canceled, before, highest)
-		if canceled == 0 || canceled > watchers*9/10 {
-			t.Errorf("%d of %d watchers were canceled: the reader was not slow, or nothing is left to compare", canceled, watchers)
+		// On a fast machine all may be: what each got before is compared all the same.
+		if canceled == 0 || int64(events) < written.Load()/100 {
+			t.Errorf("%d of %d watchers were canceled after %d events: the reader was not slow, or there is nothing to compare", canceled, watchers, events)
 		}
 		// The window of recent events, memtables (four of 64 MiB), the cache of blocks and the log's of entries
 		// fill with any writes: in full size all of them are full, 250 MiB of versions or not.
