@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -86,23 +87,32 @@ func (l *Log) release(oldest uint32) {
 	}
 }
 
-// prepareLoop keeps one segment ready ahead of the writer, from num on. It ends with stop, or when the writer
-// has taken an error.
+// noRoom says that a disk is full, the one failure that passes: a segment may come free.
+func noRoom(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// prepareLoop keeps one segment ready ahead of the writer, from num on. It ends with stop, or when
+// the writer has taken an error that does not pass.
 func (l *Log) prepareLoop(num uint32) {
 	var p prepared
 	for {
-		if p.seg == nil {
+		if p.seg == nil && p.err == nil {
 			p = l.prepare(num)
 		}
 		select {
 		case l.next <- p:
-			if p.err != nil {
+			if p.err == nil {
+				num++
+			} else if !noRoom(p.err) {
 				return
 			}
-			num++
 			p = prepared{}
 		case <-l.freed:
-			// With an error in hand, such as a full disk, a spare may be the way out.
+			// If the disk was full, the spare is the way out.
+			if noRoom(p.err) {
+				p = prepared{}
+			}
 			if err := l.trimSpares(); err != nil {
 				l.o.Logger.Sugar().Warnf("wal: removing a spare segment: %v", err)
 			}

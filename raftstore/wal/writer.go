@@ -222,6 +222,10 @@ func (l *Log) acknowledge() {
 func (l *Log) rotate() error {
 	l.waits.Store(true)
 	p := <-l.next
+	if noRoom(p.err) {
+		// Made before it was asked for: what came free since then counts.
+		p = <-l.next
+	}
 	l.waits.Store(false)
 	if p.err != nil {
 		return p.err
