@@ -67,7 +67,7 @@ func TestTLS(t *testing.T) {
 	}()
 	addr := l.Addr().String()
 
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + addr}, TLS: &tls.Config{RootCAs: pool}, DialTimeout: 5 * time.Second})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + addr}, TLS: &tls.Config{RootCAs: pool}, DialTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestTLS(t *testing.T) {
 
 // TestPorts asks for gRPC, HTTP, and HTTP over TLS on ports that serve some of them only.
 func TestPorts(t *testing.T) {
-	f := start(t, patient)
+	f := start(t, nil)
 	cert, pool := certificate(t)
 	config := &tls.Config{Certificates: []tls.Certificate{cert}}
 	secure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
@@ -203,7 +203,7 @@ func TestStop(t *testing.T) {
 	<-inside
 	stopped := make(chan struct{})
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		f.server.Stop(ctx)
 		close(stopped)

@@ -77,13 +77,14 @@ func reasonOf(err error) string {
 	return text
 }
 
-// readCheck reads a key that cannot exist.
+// readCheck reads a key that cannot exist. When the time is up that says so in etcd's words, whether
+// the router noticed first or this check: they have the same time.
 func (s *Server) readCheck(serializable bool) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
+		rctx, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		defer cancel()
-		_, err := s.cfg.KV.Range(ctx, &pb.RangeRequest{KeysOnly: true, Limit: 1, Serializable: serializable})
-		return err
+		_, err := s.cfg.KV.Range(rctx, &pb.RangeRequest{KeysOnly: true, Limit: 1, Serializable: serializable})
+		return timeUp(err, rctx, ctx)
 	}
 }
 

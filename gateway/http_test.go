@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -35,15 +36,15 @@ func fetch(t *testing.T, method, url, body string) (int, string, http.Header) {
 // TestPages compares health, version and other pages with what etcd 3.7.3 serves, byte by byte.
 func TestPages(t *testing.T) {
 	f := start(t, nil)
-	url := "http://" + f.addr
-	noSpace := []*pb.AlarmMember{{MemberID: 1, Alarm: pb.AlarmType_NOSPACE}}
-	corrupt := []*pb.AlarmMember{{MemberID: 1, Alarm: pb.AlarmType_CORRUPT}}
-	failing := func(op string) error {
+	lost := start(t, func(c *gateway.Config) { c.RequestTimeout = 500 * time.Millisecond })
+	lost.store.Fail = func(op string) error {
 		if op == "readpoint" {
 			return errors.New("no quorum")
 		}
 		return nil
 	}
+	noSpace := []*pb.AlarmMember{{MemberID: 1, Alarm: pb.AlarmType_NOSPACE}}
+	corrupt := []*pb.AlarmMember{{MemberID: 1, Alarm: pb.AlarmType_CORRUPT}}
 	const allReady = "[+]data_corruption ok\n[+]serializable_read ok\n[+]linearizable_read ok\n[+]non_learner ok\n"
 	for _, c := range []struct {
 		name, method, path string
@@ -61,12 +62,12 @@ func TestPages(t *testing.T) {
 		{"corrupt lives", "GET", "/livez", nil, 200, "ok\n"},
 		{"no leader", "GET", "/health", func() { f.cluster.alarms = nil; f.cluster.leader.Store(0) }, 503, `{"health":"false","reason":"RAFT NO LEADER"}` + "\n"},
 		{"no leader, serializable", "GET", "/health?serializable=true", nil, 200, `{"health":"true","reason":""}`},
-		{"no read point", "GET", "/health", func() { f.cluster.leader.Store(1); f.store.Fail = failing }, 503, `{"health":"false","reason":"RANGE ERROR:etcdserver: request timed out"}` + "\n"},
+		{"no read point", "GET", "/health", func() { f = lost }, 503, `{"health":"false","reason":"RANGE ERROR:etcdserver: request timed out"}` + "\n"},
 		{"no read point, ready", "GET", "/readyz", nil, 503, strings.Replace(allReady, "[+]linearizable_read ok", "[-]linearizable_read failed: etcdserver: request timed out", 1) + "\n"},
 		{"no read point, excluded", "GET", "/readyz?exclude=linearizable_read&exclude=unknown", nil, 200, "ok\n"},
 		{"no read point, one check", "GET", "/readyz/linearizable_read", nil, 503, "[-]linearizable_read failed: etcdserver: request timed out\n\n"},
 		{"lives", "GET", "/livez?verbose", nil, 200, "[+]serializable_read ok\nok\n"},
-		{"ready", "GET", "/readyz", func() { f.store.Fail = nil }, 200, "ok\n"},
+		{"ready", "GET", "/readyz", func() { f = start(t, nil) }, 200, "ok\n"},
 		{"ready, verbose", "GET", "/readyz?verbose", nil, 200, allReady + "ok\n"},
 		{"one check, verbose", "GET", "/readyz/serializable_read?verbose=1", nil, 200, "[+]serializable_read ok\nok\n"},
 		{"ready not by PUT", "PUT", "/readyz", nil, 405, "Method Not Allowed\n"},
@@ -80,7 +81,7 @@ func TestPages(t *testing.T) {
 		if c.set != nil {
 			c.set()
 		}
-		code, body, _ := fetch(t, c.method, url+c.path, "")
+		code, body, _ := fetch(t, c.method, "http://"+f.addr+c.path, "")
 		if code != c.code || body != c.body {
 			t.Errorf("%s: %s %s: %d %q, want %d %q", c.name, c.method, c.path, code, body, c.code, c.body)
 		}
