@@ -232,7 +232,7 @@ func TestOverRaft(t *testing.T) {
 }
 
 func overRaft(t *testing.T, c *cluster) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	writer := c.members[len(c.members)-1]
 	replicas := make([]*counter, len(c.members))

@@ -226,28 +226,34 @@ func TestRetries(t *testing.T) {
 func TestTime(t *testing.T) {
 	s := routertest.New()
 	s.Fail = func(string) error { return regionpb.ErrorOf(regionpb.NotLeader) }
-	r := router.New(s, s, router.Options{RequestTimeout: 20 * time.Millisecond})
-	do := map[string]func(ctx context.Context) error{
-		"put": func(ctx context.Context) error { _, err := r.Put(ctx, &pb.PutRequest{Key: []byte("a")}); return err },
-		"range": func(ctx context.Context) error {
+	hasty, patient := router.New(s, s, router.Options{RequestTimeout: 20 * time.Millisecond}), router.New(s, s, router.Options{RequestTimeout: time.Hour})
+	do := map[string]func(ctx context.Context, r *router.Router) error{
+		"put": func(ctx context.Context, r *router.Router) error {
+			_, err := r.Put(ctx, &pb.PutRequest{Key: []byte("a")})
+			return err
+		},
+		"range": func(ctx context.Context, r *router.Router) error {
 			_, err := r.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 			return err
 		},
-		"stream": func(ctx context.Context) error {
+		"stream": func(ctx context.Context, r *router.Router) error {
 			return r.RangeStream(ctx, &pb.RangeRequest{Key: []byte("a")}, func(*pb.RangeResponse) error { return nil })
 		},
-		"compact": func(ctx context.Context) error { _, err := r.Compact(ctx, &pb.CompactionRequest{}); return err },
+		"compact": func(ctx context.Context, r *router.Router) error {
+			_, err := r.Compact(ctx, &pb.CompactionRequest{})
+			return err
+		},
 	}
 	for name, f := range do {
-		if err := f(t.Context()); !errors.Is(err, router.ErrTimeout) {
+		if err := f(t.Context(), hasty); !errors.Is(err, router.ErrTimeout) {
 			t.Errorf("%s: the router's time was up: %v", name, err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if err := f(ctx, patient); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: the client's time was up: %v", name, err)
 		}
 		cancel()
-		if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		if err := f(ctx, patient); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: the client had gone: %v", name, err)
 		}
 	}
@@ -257,7 +263,7 @@ func TestTime(t *testing.T) {
 // and while the replicas lag behind the newest mark.
 func TestSerializableWithoutOracle(t *testing.T) {
 	s := routertest.New("m")
-	r := router.New(s, s, router.Options{RequestTimeout: 200 * time.Millisecond, LocalWait: time.Millisecond})
+	r := router.New(s, s, router.Options{})
 	put(t, r, "a", "1")
 	last := put(t, r, "z", "2")
 	s.Fail = func(op string) error {
@@ -268,7 +274,7 @@ func TestSerializableWithoutOracle(t *testing.T) {
 	}
 	all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Serializable: true}
 	for _, oracle := range []router.Oracle{s, aheadOracle{s}} {
-		r := router.New(oracle, s, router.Options{RequestTimeout: 200 * time.Millisecond, LocalWait: time.Millisecond})
+		r := router.New(oracle, s, router.Options{LocalWait: time.Millisecond})
 		resp, err := r.Range(t.Context(), all)
 		if err != nil || len(resp.Kvs) != 2 || resp.Header.Revision != last {
 			t.Errorf("serializable: %v, %v", resp, err)
@@ -281,6 +287,7 @@ func TestSerializableWithoutOracle(t *testing.T) {
 			t.Errorf("serializable stream: %v", err)
 		}
 	}
+	r = router.New(s, s, router.Options{RequestTimeout: 20 * time.Millisecond})
 	if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")}); !errors.Is(err, router.ErrTimeout) {
 		t.Errorf("linearizable: %v", err)
 	}

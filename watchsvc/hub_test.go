@@ -149,7 +149,7 @@ func (l *lab) put(region int, key string, lazy bool) mvcc.Revision {
 // take waits for a response.
 func (l *lab) take(s *Stream) Response {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for {
 		r, ok, err := s.Next(ctx)
@@ -353,7 +353,7 @@ func TestProgressWaitsForQuietRegions(t *testing.T) {
 // answered waits until no progress request waits.
 func (l *lab) answered() {
 	l.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
 		l.hub.mu.Lock()
 		waiting := len(l.hub.asking)
 		l.hub.mu.Unlock()

@@ -188,7 +188,7 @@ func TestHeadless(t *testing.T) {
 	}
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); !ok(); runtime.Gosched() {
+		for deadline := time.Now().Add(time.Minute); !ok(); runtime.Gosched() {
 			if time.Now().After(deadline) {
 				t.Fatalf("in vain waited until %s", what)
 			}
