@@ -100,6 +100,7 @@ type group struct {
 type lease struct {
 	group    *group
 	id       int64
+	grant    uint64 // who it is among all that ever have its id (L7)
 	ttl      time.Duration
 	recorded int64 // seconds that the record says are left, 0 all
 	// recording: a Checkpoint is on its way. A renewal waits for it, else the record could come to
@@ -140,7 +141,8 @@ type Action struct {
 	Region    pdpb.RegionID
 	Term      uint64
 	ID        int64
-	Remaining int64 // Checkpoint: seconds, 0 for all
+	Grant     uint64 // the lease that is meant, not another one of that id (L7)
+	Remaining int64  // Checkpoint: seconds, 0 for all
 	// Group is the same for leases that may be ended together: what keeps one from its end keeps all.
 	Group uint64
 	// Spread: they have keys in other regions as well, so that their end is an attempt.
@@ -264,7 +266,7 @@ func (c *Core) Changed(region pdpb.RegionID, id int64, rec *regionpb.LeaseRecord
 }
 
 func (c *Core) add(h *home, id int64, rec *regionpb.LeaseRecord, deadline, now time.Duration) {
-	l := &lease{id: id, ttl: seconds(rec.TTL), recorded: rec.Remaining, deadline: deadline, index: -1}
+	l := &lease{id: id, grant: rec.Grant, ttl: seconds(rec.TTL), recorded: rec.Remaining, deadline: deadline, index: -1}
 	h.leases[id] = l
 	c.join(l, h, rec)
 	c.schedule(l, now)
@@ -385,7 +387,7 @@ func (c *Core) Renew(region pdpb.RegionID, id int64, now time.Duration) (out Out
 	case now >= h.until && !c.NoConfirm:
 		return Unconfirmed, 0, forget
 	case l.recorded > 0:
-		return Renewed, 0, Action{Kind: Checkpoint, Region: region, Term: h.term, ID: id}
+		return Renewed, 0, Action{Kind: Checkpoint, Region: region, Term: h.term, ID: id, Grant: l.grant}
 	}
 	// Never earlier: a new leader's extension covers what the old one may still promise (L6).
 	l.deadline = max(l.deadline, now+l.ttl)
@@ -414,11 +416,10 @@ func (c *Core) Remaining(region pdpb.RegionID, id int64, now time.Duration) (Out
 // Ended tells that an Expire failed: the lease is still there, and is ended anew after a pause, which grows
 // each time; what was over stays over, and nobody renews it meanwhile. Or that a Checkpoint is over.
 func (c *Core) Ended(a Action, now time.Duration) {
-	h := c.homes[a.Region]
-	if h == nil || h.term != a.Term || h.leases[a.ID] == nil {
+	l := c.meant(&a)
+	if l == nil {
 		return
 	}
-	l := h.leases[a.ID]
 	if a.Kind == Checkpoint {
 		c.recorded(l) // one that failed may have been executed, so what it said stays in l.recorded
 		return
@@ -455,7 +456,7 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 			// Rounded up: never early. Never more than all of it: what a new leader added would be
 			// added to by the next one.
 			remaining := int64((min(l.deadline-now, l.ttl) + time.Second - 1) / time.Second)
-			dst = append(dst, Action{Kind: Checkpoint, Region: h.id, Term: h.term, ID: l.id, Remaining: remaining})
+			dst = append(dst, Action{Kind: Checkpoint, Region: h.id, Term: h.term, ID: l.id, Grant: l.grant, Remaining: remaining})
 			l.recording, l.recorded = true, remaining
 			c.recording++
 			c.schedule(l, now)
@@ -482,17 +483,38 @@ const tickMax = 1024
 // to live all the same, so whoever leaves them for later falls behind, and leases end late that were not.
 func (c *Core) Due(now time.Duration) bool { return len(c.queue) > 0 && c.queue[0].due <= now }
 
-// Stands says whether an action that has waited is still to be done. Its term may be over; or a client has
-// ended the lease meanwhile, and perhaps granted another one of that id, which has all of its time.
+// Stands says whether an action that has waited is still to be done. Its term may be over, or a client has
+// ended the lease meanwhile.
 func (c *Core) Stands(a *Action) bool {
-	h := c.homes[a.Region]
-	if h == nil || h.term != a.Term || h.leases[a.ID] == nil {
+	l := c.meant(a)
+	if l == nil {
 		return false
 	}
 	if a.Kind == Checkpoint {
-		return h.leases[a.ID].recording
+		return l.recording
 	}
-	return h.leases[a.ID].state == ending
+	return l.state == ending
+}
+
+// meant is the lease of an action, nil when its time is not kept here any more. One of that id that was
+// granted since is another lease, and has all of its time (L7).
+func (c *Core) meant(a *Action) *lease {
+	h := c.homes[a.Region]
+	if h == nil || h.term != a.Term {
+		return nil
+	}
+	if l := h.leases[a.ID]; l != nil && l.grant == a.Grant {
+		return l
+	}
+	return nil
+}
+
+// Grant is that of the lease of an id whose time is kept here, 0 when there is none.
+func (c *Core) Grant(region pdpb.RegionID, id int64) uint64 {
+	if h := c.homes[region]; h != nil && h.leases[id] != nil {
+		return h.leases[id].grant
+	}
+	return 0
 }
 
 // expire appends the ends of leases that wait, as far as their groups have room.
@@ -505,7 +527,7 @@ func (c *Core) expire(dst []Action) []Action {
 			if l.group == g && l.state == over {
 				l.state = ending
 				g.ending++
-				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Group: g.id, Spread: g.where != "", Alone: l.failed > 0})
+				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Grant: l.grant, Group: g.id, Spread: g.where != "", Alone: l.failed > 0})
 			}
 		}
 		if g.over = g.over[n:]; len(g.over) == 0 {

@@ -19,13 +19,14 @@ import (
 //	new [extend=] [ending=] [no-extend]
 //	lead region= term=        loaded region= term=      end region=
 //	load region= term= id= ttl= [remaining=]            a record that was read
-//	change region= id= ttl= [remaining=] [keys=]        a record that was applied; without ttl it is gone;
+//	change region= id= ttl= [remaining=] [keys=] [as=]  a record that was applied; without ttl it is gone; as is
+//	                                  its grant, here and below,
 //	                                  keys is where keys of it are, besides its own region
 //	renew region= id= [asked=never]   left region= id= [asked=never]   a quorum has just confirmed the term
 //	                                  of the last "lead", unless it was not asked
 //	confirm region= term=             it confirms the term now
-//	failed region= term= id=  an Expire that failed
-//	recorded region= term= id=  a Checkpoint that is over
+//	failed region= term= id= [as=]    an Expire that failed
+//	recorded region= term= id= [as=]  a Checkpoint that is over
 //	at t=
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -42,7 +43,7 @@ func TestScripts(t *testing.T) {
 				return v
 			}
 			region, term, id := pdpb.RegionID(n("region")), uint64(n("term")), n("id")
-			rec := &regionpb.LeaseRecord{TTL: n("ttl"), Remaining: n("remaining")}
+			rec := &regionpb.LeaseRecord{Grant: uint64(n("as")), TTL: n("ttl"), Remaining: n("remaining")}
 			if !d.HasArg("ttl") {
 				rec = nil
 			}
@@ -83,9 +84,9 @@ func TestScripts(t *testing.T) {
 				out, left := c.Remaining(region, id, now)
 				return fmt.Sprintf("%s %v\n", names[out], left)
 			case "failed":
-				c.Ended(Action{Kind: Expire, Region: region, Term: term, ID: id}, now)
+				c.Ended(Action{Kind: Expire, Region: region, Term: term, ID: id, Grant: uint64(n("as"))}, now)
 			case "recorded":
-				c.Ended(Action{Kind: Checkpoint, Region: region, Term: term, ID: id}, now)
+				c.Ended(Action{Kind: Checkpoint, Region: region, Term: term, ID: id, Grant: uint64(n("as"))}, now)
 			case "at":
 				var f float64
 				d.ScanArgs(t, "t", &f)

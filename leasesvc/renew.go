@@ -76,7 +76,7 @@ func (s *Service) ask(ctx context.Context, q request) (Outcome, int64, error) {
 		switch a.out {
 		case Renewed, Unknown:
 			return a.out, a.value, nil
-		case forget:
+		case forget: // whichever lease has the id now: all of its time is never too little
 			if err := s.cfg.Store.LeaseCheckpoint(ctx, []regionpb.LeaseLeft{{ID: q.id}}, 0); err != nil {
 				return 0, 0, err
 			}

@@ -18,11 +18,11 @@ import (
 // Store executes what has a place in the order. All methods may be called from any goroutine.
 type Store interface {
 	LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error)
-	// LeaseRevoke ends a lease; with a term, only as that term's leader of the record's region.
-	LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error)
+	// LeaseRevoke ends a lease.
+	LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, error)
 	// LeaseExpire ends leases whose records lie in one region as that term's leader; those that have
-	// ended are none of its errors.
-	LeaseExpire(ctx context.Context, ids []int64, term uint64) error
+	// ended are none of its errors. What they have left is not looked at.
+	LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error
 	// LeaseCheckpoint records what leases have left, whose records lie in one region; those that have
 	// ended are none of its errors. With a term, only as that term's leader.
 	LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft, term uint64) error
@@ -299,19 +299,15 @@ func (s *Service) work() {
 
 // carryOut does what actions of one kind, region and term ask for.
 func (s *Service) carryOut(list []Action) error {
-	if list[0].Kind == Checkpoint {
-		left := make([]regionpb.LeaseLeft, len(list))
-		for i := range list {
-			left[i] = regionpb.LeaseLeft{ID: list[i].ID, Remaining: list[i].Remaining}
-		}
-		// One that is lost costs precision after an election, and the next one comes.
-		return s.cfg.Store.LeaseCheckpoint(s.ctx, left, list[0].Term)
-	}
-	ids := make([]int64, len(list))
+	leases := make([]regionpb.LeaseLeft, len(list))
 	for i := range list {
-		ids[i] = list[i].ID
+		leases[i] = regionpb.LeaseLeft{ID: list[i].ID, Grant: list[i].Grant, Remaining: list[i].Remaining}
 	}
-	return s.cfg.Store.LeaseExpire(s.ctx, ids, list[0].Term)
+	if list[0].Kind == Checkpoint {
+		// One that is lost costs precision after an election, and the next one comes.
+		return s.cfg.Store.LeaseCheckpoint(s.ctx, leases, list[0].Term)
+	}
+	return s.cfg.Store.LeaseExpire(s.ctx, leases, list[0].Term)
 }
 
 // Grant makes a lease. id 0 lets the service choose one. It returns what was granted.
@@ -335,7 +331,7 @@ func (s *Service) Grant(ctx context.Context, id, ttl int64) (int64, int64, mvcc.
 
 // Revoke ends a lease and deletes its keys.
 func (s *Service) Revoke(ctx context.Context, id int64) (mvcc.Revision, error) {
-	return s.cfg.Store.LeaseRevoke(ctx, id, 0)
+	return s.cfg.Store.LeaseRevoke(ctx, id)
 }
 
 // Info is what is known of a lease.

@@ -44,7 +44,11 @@ func (f *fakeStore) LeaseLook(_ context.Context, id int64, _ bool) (*regionpb.Le
 	return nil, nil, 1, nil
 }
 
-func (f *fakeStore) LeaseExpire(_ context.Context, ids []int64, term uint64) error {
+func (f *fakeStore) LeaseExpire(_ context.Context, list []regionpb.LeaseLeft, term uint64) error {
+	var ids []int64
+	for i := range list {
+		ids = append(ids, list[i].ID)
+	}
 	f.mu.Lock()
 	f.ended = append(f.ended, slices.Clone(ids))
 	stuck := f.stuck > 0 && slices.Max(ids) >= f.stuck

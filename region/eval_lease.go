@@ -164,19 +164,21 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 // registered is the value of a registration.
 var registered = []byte{1}
 
-// leaseRecords returns the records of leases in their order; nil where there is none.
-func (e *evaluator) leaseRecords(ids []int64) []*regionpb.LeaseRecord {
-	out := make([]*regionpb.LeaseRecord, len(ids))
+// leaseRecords returns the records of leases in their order; nil where there is none, or one of another
+// grant (L7).
+func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRecord {
+	out := make([]*regionpb.LeaseRecord, len(list))
 	decode := func(i int, data []byte) {
 		rec, err := regionpb.DecodeLeaseRecord(data)
 		if err != nil {
-			e.err = fmt.Errorf("record of lease %x: %w", uint64(ids[i]), err)
+			e.err = fmt.Errorf("record of lease %x: %w", uint64(list[i].ID), err)
+		} else if list[i].Means(rec) {
+			out[i] = rec
 		}
-		out[i] = rec
 	}
-	keys, at := make([]mvcc.RecordKey, 0, len(ids)), make([]int, 0, len(ids))
-	for i, id := range ids {
-		k := regionpb.LeaseKey(id)
+	keys, at := make([]mvcc.RecordKey, 0, len(list)), make([]int, 0, len(list))
+	for i := range list {
+		k := regionpb.LeaseKey(list[i].ID)
 		if data, ok := e.ov.records.get(k); !ok {
 			keys, at = append(keys, k), append(at, i)
 		} else if len(data) > 0 {
@@ -264,7 +266,7 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 	case l.Op == regionpb.LeaseGrant && rec != nil:
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseExists)
 	case l.Op == regionpb.LeaseGrant:
-		rec = &regionpb.LeaseRecord{TTL: l.TTL}
+		rec = &regionpb.LeaseRecord{Grant: l.Grant, TTL: l.TTL}
 		e.setRecord(regionpb.LeaseKey(l.ID), rec.Append(nil))
 	case rec == nil:
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseNotFound)
@@ -288,23 +290,24 @@ func (e *evaluator) runLease(cmd *command, l *regionpb.LeaseCommand) (verdict, e
 // much for one command, or whose records do not all lie here, are refused with TooLarge: their parts may
 // fare better.
 func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
-	ids, cmd := l.IDs(), e.cmd
+	list, cmd := l.Leases(), e.cmd
 	refuse := func(code regionpb.Code) (verdict, error) {
 		cmd.fault = regionpb.ErrorOf(code)
 		return refusal, e.err
 	}
-	if slices.ContainsFunc(ids, func(id int64) bool { return !e.span.Contains(regionpb.LeasePlace(id)) }) {
+	if slices.ContainsFunc(list, func(x regionpb.LeaseLeft) bool { return !e.span.Contains(regionpb.LeasePlace(x.ID)) }) {
 		return refuse(regionpb.TooLarge)
 	}
 	// Those that are ended together have keys in the same regions: the first one tells of most.
-	found, first := 0, e.leaseRecords(ids[:1])
+	first := e.leaseRecords(list[:1])
 	if e.spread(first[0]) && e.err == nil {
 		return refuse(regionpb.LeaseSpread)
 	}
-	records := append(first, e.leaseRecords(ids[1:])...)
+	records := append(first, e.leaseRecords(list[1:])...)
 	if e.err != nil {
 		return undecided, e.err
 	}
+	ids := make([]int64, 0, len(list))
 	for i, rec := range records {
 		if rec == nil {
 			continue
@@ -312,27 +315,26 @@ func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
 		if e.spread(rec) {
 			return refuse(regionpb.LeaseSpread)
 		}
-		ids[found] = ids[i]
-		found++
+		ids = append(ids, list[i].ID)
 	}
-	if ids = ids[:found]; found == 0 {
+	if len(ids) == 0 {
 		cmd.fault = regionpb.ErrorOf(regionpb.LeaseNotFound)
 		return evaluated, e.err
 	}
 	most := math.MaxInt
-	if e.whole && found > 1 {
+	if e.whole && len(ids) > 1 {
 		return refuse(regionpb.TooLarge) // a command of one lease may take its time
 	} else if !e.whole {
 		most = max(e.left, 0) + 1
 	}
-	list := e.attached(ids, false, most)
+	keys := e.attached(ids, false, most)
 	own := revision{num: &cmd.num}
-	cmd.effects = make([]regionpb.Effect, 0, len(list))
-	for i := range list {
+	cmd.effects = make([]regionpb.Effect, 0, len(keys))
+	for i := range keys {
 		if !e.visit(nil) {
 			return exhausted, nil
 		}
-		e.write(regionpb.Effect{Key: list[i].key, Delete: true, Detach: list[i].lease}, pending{mod: own})
+		e.write(regionpb.Effect{Key: keys[i].key, Delete: true, Detach: keys[i].lease}, pending{mod: own})
 	}
 	for _, id := range ids {
 		e.setRecord(regionpb.LeaseKey(id), nil)
@@ -348,11 +350,11 @@ func (e *evaluator) spread(rec *regionpb.LeaseRecord) bool {
 
 // checkpoint records what leases have left.
 func (e *evaluator) checkpoint(l *regionpb.LeaseCommand) {
-	for _, left := range l.Lefts() {
+	for _, left := range l.Leases() {
 		if !e.span.Contains(regionpb.LeasePlace(left.ID)) {
 			continue
 		}
-		if rec := e.leaseRecord(left.ID); rec != nil && e.err == nil {
+		if rec := e.leaseRecord(left.ID); e.err == nil && left.Means(rec) {
 			rec.Remaining = left.Remaining
 			e.setRecord(regionpb.LeaseKey(left.ID), rec.Append(nil))
 		}

@@ -30,9 +30,9 @@ import (
 //	write r= [drop] [gone] [tokens] [ifwrites]   one transaction per line, then one call of the group; with all
 //	                     tokens that leaders gave out
 //	append r= index= term= [header=index/term] [fence=] [silent] [seals=from-to]: an entry by another's hand; lines are puts
-//	grant r=             lease 5, to which "lease KEY [ID]" of write attaches; lease 9 has its record elsewhere
-//	end r= [lease=] [term=]   the command that ends a lease
-//	left r= [ID=SECONDS ...]   the command that records what leases have left
+//	grant r= [as=1]      lease 5, its grant 1, to which "lease KEY [ID]" of write attaches; lease 9 has its record elsewhere
+//	end r= [lease=] [term=] [of=]   of a grant, the command that ends a lease
+//	left r= [ID=SECONDS ...] [of=]   the command that records what leases have left
 //	lock r= [attempt=] [lease=] [shared]   the lock of an attempt that ends a lease, or that attaches
 //	release r= [attempt=]
 //	copy from= r= [through=]
@@ -134,7 +134,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		h.work()
 		h.log.dropAll = false
 	case "grant":
-		h.r.Write(&Write{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: int64(arg(d, "lease", 5)), TTL: 60}, Reply: func(_ *pb.TxnResponse, err error) {
+		h.r.Write(&Write{Lease: &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: int64(arg(d, "lease", 5)), Grant: arg(d, "as", 1), TTL: 60}, Reply: func(_ *pb.TxnResponse, err error) {
 			if err != nil {
 				s.printf("  grant: %v\n", err)
 			}
@@ -149,7 +149,11 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		if more := word(d, "leases"); more != "" {
 			ids = idList(more)
 		}
-		h.r.Write(&Write{Lease: regionpb.RevokeLeases(ids, arg(d, "term", 0)), Reply: func(resp *pb.TxnResponse, err error) {
+		var list []regionpb.LeaseLeft
+		for _, id := range ids {
+			list = append(list, regionpb.LeaseLeft{ID: id, Grant: arg(d, "of", 0)})
+		}
+		h.r.Write(&Write{Lease: regionpb.ManyLeases(regionpb.LeaseRevoke, list, arg(d, "term", 0)), Reply: func(resp *pb.TxnResponse, err error) {
 			name := strings.Trim(fmt.Sprint(ids), "[]")
 			if err != nil {
 				s.printf("  end of %s: %v\n", name, err)
@@ -160,10 +164,14 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		h.work()
 	case "left":
 		cmd := &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint}
+		cmd.Grant = arg(d, "of", 0)
 		for i, a := range d.CmdArgs {
+			if a.Key == "of" {
+				continue
+			}
 			id, err := strconv.ParseInt(a.Key, 10, 64)
 			must(err)
-			l := regionpb.LeaseLeft{ID: id, Remaining: int64(arg(d, a.Key, 0))}
+			l := regionpb.LeaseLeft{ID: id, Grant: cmd.Grant, Remaining: int64(arg(d, a.Key, 0))}
 			if i == 0 {
 				cmd.ID, cmd.Remaining = l.ID, l.Remaining
 			} else {

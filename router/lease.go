@@ -1,10 +1,13 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"slices"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -17,24 +20,29 @@ import (
 // LeaseGrant makes a lease, at its place in the order, and returns the revision of the store there.
 // ttl is in seconds.
 func (r *Router) LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revision, error) {
-	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: id, TTL: ttl})
+	grant := 1 + rand.Uint64N(math.MaxUint64) // L7; never 0
+	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: id, Grant: grant, TTL: ttl})
 }
 
-// LeaseRevoke ends a lease and deletes its keys, at one revision, which it returns. With a term,
-// only the leader of that term of the record's region may begin it (L5).
-func (r *Router) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error) {
-	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: id, Term: term})
+// LeaseRevoke ends a lease and deletes its keys, at one revision, which it returns.
+func (r *Router) LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, error) {
+	return r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseRevoke, ID: id})
 }
 
 // LeaseExpire ends leases whose records lie in one region, as leader of that region's term (L5): by one
 // command if all their keys lie there as well, else by one attempt. Those that are ended together end at
-// one revision, unless they have too much for that. Of what has ended already nothing is said.
-func (r *Router) LeaseExpire(ctx context.Context, ids []int64, term uint64) error {
-	ids = slices.Sorted(slices.Values(ids)) // what lies together is read quickest in order
-	switch _, err := r.lease(ctx, regionpb.RevokeLeases(ids, term)); {
-	case codeOf(err) == regionpb.TooLarge && len(ids) > 1:
-		n := len(ids) / 2
-		return errors.Join(r.LeaseExpire(ctx, ids[:n], term), r.LeaseExpire(ctx, ids[n:], term))
+// one revision, unless they have too much for that. Of what has ended already nothing is said, also when
+// its id was granted anew since (L7).
+func (r *Router) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error {
+	if len(list) == 0 {
+		return nil
+	}
+	// What lies together is read quickest in order.
+	list = slices.SortedFunc(slices.Values(list), func(a, b regionpb.LeaseLeft) int { return cmp.Compare(a.ID, b.ID) })
+	switch _, err := r.lease(ctx, regionpb.ManyLeases(regionpb.LeaseRevoke, list, term)); {
+	case codeOf(err) == regionpb.TooLarge && len(list) > 1:
+		n := len(list) / 2
+		return errors.Join(r.LeaseExpire(ctx, list[:n], term), r.LeaseExpire(ctx, list[n:], term))
 	case codeOf(err) != regionpb.LeaseNotFound:
 		return err
 	}
@@ -47,7 +55,7 @@ func (r *Router) LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft,
 	if len(left) == 0 {
 		return nil
 	}
-	_, err := r.lease(ctx, &regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: left[0].ID, Remaining: left[0].Remaining, More: left[1:], Term: term})
+	_, err := r.lease(ctx, regionpb.ManyLeases(regionpb.LeaseCheckpoint, left, term))
 	return err
 }
 

@@ -88,16 +88,39 @@ func (r *Router) attachable(ctx context.Context, p point, span mvcc.Span, lease 
 // Several are ended together only when their time is up: what an attempt costs hardly depends on what
 // it carries, and leases often end together. All that is read of them is read with one question to each
 // region.
+//
+// Whom it ends is settled by the first look: a lease that was granted anew since is another one, and is
+// passed over like one that has ended (L7).
 type revokeJob struct {
-	r    *Router
-	ids  []int64
-	term uint64
+	r      *Router
+	leases []regionpb.LeaseLeft
+	term   uint64
+}
+
+// records reads the records of the leases that are meant; those that have ended are missing.
+func (j *revokeJob) records(ctx context.Context, p point) (map[int64]*regionpb.LeaseRecord, error) {
+	ids := make([]int64, len(j.leases))
+	for i := range j.leases {
+		ids[i] = j.leases[i].ID
+	}
+	records, err := j.r.records(ctx, p, ids)
+	if err != nil {
+		return nil, err
+	}
+	for i := range j.leases {
+		if l := &j.leases[i]; l.Means(records[l.ID]) {
+			l.Grant = records[l.ID].Grant
+		} else {
+			delete(records, l.ID)
+		}
+	}
+	return records, nil
 }
 
 func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error) {
 	var records map[int64]*regionpb.LeaseRecord
 	err := j.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
-		records, err = j.r.records(ctx, p, j.ids)
+		records, err = j.records(ctx, p)
 		return err
 	})
 	if err != nil {
@@ -105,7 +128,8 @@ func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor)
 	}
 	byRegion := map[pdpb.RegionID]*participant{}
 	var list []*participant
-	for _, id := range j.ids {
+	for _, l := range j.leases {
+		id := l.ID
 		if records[id] == nil {
 			continue // it has ended
 		}
@@ -142,7 +166,7 @@ func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor)
 }
 
 func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) (outcome, error) {
-	records, err := j.r.records(ctx, p, j.ids)
+	records, err := j.records(ctx, p)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -153,9 +177,9 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 			locked[i][l.Lease] = true
 		}
 	}
-	for _, id := range j.ids {
-		if records[id] != nil {
-			if err := coversLease(parts, locked, id, records[id]); err != nil {
+	for _, l := range j.leases {
+		if records[l.ID] != nil {
+			if err := coversLease(parts, locked, l.ID, records[l.ID]); err != nil {
 				return outcome{}, err
 			}
 		}
@@ -203,7 +227,7 @@ func coversLease(parts []participant, locked []map[int64]bool, id int64, rec *re
 	}
 	home := at(regionpb.LeasePlace(id))
 	if home < 0 {
-		return fmt.Errorf("%w: a lease was granted meanwhile", errAgain)
+		return fmt.Errorf("%w: the record of a lease has moved", errAgain)
 	}
 	for _, span := range leaseSpans(parts[home].region.Span, rec) {
 		for !span.Empty() {

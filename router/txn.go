@@ -124,7 +124,7 @@ func (r *Router) conclude(ctx context.Context, w *regionpb.WriteRequest, resp *p
 		} else if errors.Is(err, errSeveral) {
 			resp, err = r.attempts(ctx, &txnJob{r: r, req: w.Txn})
 		} else if codeOf(err) == regionpb.LeaseSpread {
-			resp, err = r.attempts(ctx, &revokeJob{r: r, ids: w.Lease.IDs(), term: w.Lease.Term})
+			resp, err = r.attempts(ctx, &revokeJob{r: r, leases: w.Lease.Leases(), term: w.Lease.Term})
 		} else if t, ok := notRegistered(err); ok {
 			txn := w.Txn
 			if w, err = r.register(ctx, w, t); codeOf(err) == regionpb.LeaseNotFound && txn != nil && compares(txn) {

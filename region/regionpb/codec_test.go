@@ -159,13 +159,13 @@ func TestRPCRoundTrip(t *testing.T) {
 	if gw, err := DecodeWriteRequest(data); err != nil || !reflect.DeepEqual(gw.Tokens, w.Tokens) || !proto.Equal(gw.Txn, w.Txn) {
 		t.Fatalf("%+v, %v", gw, err)
 	}
-	lw := &WriteRequest{Region: 9, Tokens: w.Tokens, Lease: &LeaseCommand{Op: LeaseRegister, ID: -3, TTL: 60, Remaining: 5, Span: testDescriptor.Span, Term: 8, More: []LeaseLeft{{7, 0}, {-8, 1 << 40}}}}
+	lw := &WriteRequest{Region: 9, Tokens: w.Tokens, Lease: &LeaseCommand{Op: LeaseRegister, ID: -3, Grant: 1 << 63, TTL: 60, Remaining: 5, Span: testDescriptor.Span, Term: 8, More: []LeaseLeft{{7, 5, 0}, {-8, 1<<64 - 1, 1 << 40}}}}
 	data, err = AppendWriteRequest(nil, lw)
 	must(err)
 	if gw, err := DecodeWriteRequest(data); err != nil || !reflect.DeepEqual(gw, lw) {
 		t.Fatalf("%+v, %v", gw, err)
 	}
-	l := &LeaseRecord{TTL: 60, Remaining: 7, Spans: []mvcc.Span{testDescriptor.Span, {Start: []byte("z")}}}
+	l := &LeaseRecord{Grant: 1 << 63, TTL: 60, Remaining: 7, Spans: []mvcc.Span{testDescriptor.Span, {Start: []byte("z")}}}
 	if got, err := DecodeLeaseRecord(l.Append(nil)); err != nil || !reflect.DeepEqual(got, l) {
 		t.Fatalf("%+v, %v", got, err)
 	}

@@ -10,6 +10,8 @@ import (
 // LeaseRecord is a lease as it is recorded. The record lies in the region that owns LeasePlace; only
 // ordered entries change it.
 type LeaseRecord struct {
+	// Grant is who the lease is among all that ever have its id (L7): a number that nobody else drew.
+	Grant uint64
 	// TTL is what was granted, in seconds.
 	TTL int64
 	// Remaining is how many seconds were left at the last checkpoint; 0: all of TTL.
@@ -44,11 +46,12 @@ func RegisteredKey(start []byte, id int64) mvcc.RecordKey {
 	return mvcc.RecordKey{Kind: mvcc.RecordRegistered, At: start, ID: id}
 }
 
-const leaseV1 = 1
+// leaseV2: V1 did not tell leases of one id apart.
+const leaseV2 = 2
 
 // Append appends the encoding to b.
 func (l *LeaseRecord) Append(b []byte) []byte {
-	b = append(b, leaseV1)
+	b = binary.AppendUvarint(append(b, leaseV2), l.Grant)
 	b = binary.AppendUvarint(b, zig(l.TTL))
 	b = binary.AppendUvarint(b, zig(l.Remaining))
 	b = binary.AppendUvarint(b, uint64(len(l.Spans)))
@@ -61,8 +64,8 @@ func (l *LeaseRecord) Append(b []byte) []byte {
 // DecodeLeaseRecord reads what Append wrote; spans alias data.
 func DecodeLeaseRecord(data []byte) (*LeaseRecord, error) {
 	d := decoder{b: data}
-	d.version(leaseV1, "lease record")
-	l := &LeaseRecord{TTL: d.varint(), Remaining: d.varint()}
+	d.version(leaseV2, "lease record")
+	l := &LeaseRecord{Grant: d.uvarint(), TTL: d.varint(), Remaining: d.varint()}
 	for n := d.count(2); n > 0; n-- {
 		l.Spans = append(l.Spans, d.span())
 	}
@@ -134,14 +137,15 @@ func (d *decoder) records() []RecordEffect {
 type LeaseOp uint8
 
 const (
-	// LeaseGrant makes the record, with TTL.
+	// LeaseGrant makes the record, with Grant and TTL.
 	LeaseGrant LeaseOp = iota + 1
 	// LeaseRevoke removes leases whose keys all lie in the record's region, with their keys: its own
-	// and those of More. Those that have ended are passed over, unless all have.
+	// and those of More. Those that have ended, or are of another grant, are passed over, unless all do.
 	LeaseRevoke
 	// LeaseRegister adds Span to the record.
 	LeaseRegister
-	// LeaseCheckpoint records Remaining, and those of More; leases that have ended are passed over.
+	// LeaseCheckpoint records Remaining, and those of More; leases that have ended, or are of another
+	// grant, are passed over.
 	LeaseCheckpoint
 	// LeaseAttach registers the region that contains Span.Start, with a token, as a put would.
 	LeaseAttach
@@ -149,8 +153,11 @@ const (
 
 // LeaseCommand is a command on leases for the region that owns their records, LeaseAttach excepted.
 type LeaseCommand struct {
-	Op        LeaseOp
-	ID        int64
+	Op LeaseOp
+	ID int64
+	// Grant of a LeaseGrant is the one to record, not 0. Of a LeaseCheckpoint or LeaseRevoke it is the one
+	// that is meant (L7); 0: whichever has the id.
+	Grant     uint64
 	TTL       int64 // LeaseGrant: seconds
 	Remaining int64 // LeaseCheckpoint: seconds
 	Span      mvcc.Span
@@ -162,31 +169,27 @@ type LeaseCommand struct {
 	More []LeaseLeft
 }
 
-// RevokeLeases is a command that ends leases whose records lie in one region, at least one; with a
-// term, only as that term's leader.
-func RevokeLeases(ids []int64, term uint64) *LeaseCommand {
-	c := &LeaseCommand{Op: LeaseRevoke, ID: ids[0], Term: term}
-	for _, id := range ids[1:] {
-		c.More = append(c.More, LeaseLeft{ID: id})
-	}
-	return c
+// ManyLeases is a LeaseRevoke or LeaseCheckpoint of leases whose records lie in one region, at least
+// one; with a term, only as that term's leader.
+func ManyLeases(op LeaseOp, list []LeaseLeft, term uint64) *LeaseCommand {
+	return &LeaseCommand{Op: op, ID: list[0].ID, Grant: list[0].Grant, Remaining: list[0].Remaining, Term: term, More: list[1:]}
 }
 
-// IDs are the leases of a command.
-func (c *LeaseCommand) IDs() []int64 {
-	ids := append(make([]int64, 0, 1+len(c.More)), c.ID)
-	for i := range c.More {
-		ids = append(ids, c.More[i].ID)
-	}
-	return ids
+// LeaseLeft is a lease of several, and what it has left.
+type LeaseLeft struct {
+	ID        int64
+	Grant     uint64 // the one that is meant (L7); 0: whichever has the id
+	Remaining int64  // seconds; 0 is all
 }
 
-// LeaseLeft is how many seconds a lease has left; 0 is all.
-type LeaseLeft struct{ ID, Remaining int64 }
+// Leases are the leases of a LeaseRevoke or LeaseCheckpoint.
+func (c *LeaseCommand) Leases() []LeaseLeft {
+	return append(append(make([]LeaseLeft, 0, 1+len(c.More)), LeaseLeft{c.ID, c.Grant, c.Remaining}), c.More...)
+}
 
-// Lefts are the leases of a LeaseCheckpoint.
-func (c *LeaseCommand) Lefts() []LeaseLeft {
-	return append([]LeaseLeft{{c.ID, c.Remaining}}, c.More...)
+// Means says whether a record, nil when there is none, is of the lease that is meant (L7).
+func (l *LeaseLeft) Means(rec *LeaseRecord) bool {
+	return rec != nil && (l.Grant == 0 || l.Grant == rec.Grant)
 }
 
 // LeaseToken shows that a region's leader was asked to register for a lease, and that nobody has
@@ -201,19 +204,20 @@ func appendLeaseCommand(b []byte, c *LeaseCommand) []byte {
 	for _, v := range [...]int64{c.ID, c.TTL, c.Remaining} {
 		b = binary.AppendUvarint(b, zig(v))
 	}
+	b = binary.AppendUvarint(b, c.Grant)
 	b = appendSpan(b, c.Span)
 	b = binary.AppendUvarint(b, c.Term)
 	b = binary.AppendUvarint(b, uint64(len(c.More)))
 	for _, l := range c.More {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, zig(l.ID)), zig(l.Remaining))
+		b = binary.AppendUvarint(binary.AppendUvarint(binary.AppendUvarint(b, zig(l.ID)), l.Grant), zig(l.Remaining))
 	}
 	return b
 }
 
 func (d *decoder) leaseCommand() *LeaseCommand {
-	c := &LeaseCommand{Op: LeaseOp(d.byte()), ID: d.varint(), TTL: d.varint(), Remaining: d.varint(), Span: d.span(), Term: d.uvarint()}
-	for n := d.count(2); n > 0; n-- {
-		c.More = append(c.More, LeaseLeft{ID: d.varint(), Remaining: d.varint()})
+	c := &LeaseCommand{Op: LeaseOp(d.byte()), ID: d.varint(), TTL: d.varint(), Remaining: d.varint(), Grant: d.uvarint(), Span: d.span(), Term: d.uvarint()}
+	for n := d.count(3); n > 0; n-- {
+		c.More = append(c.More, LeaseLeft{ID: d.varint(), Grant: d.uvarint(), Remaining: d.varint()})
 	}
 	if c.Op < LeaseGrant || c.Op > LeaseAttach {
 		d.fail("lease command")

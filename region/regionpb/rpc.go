@@ -17,6 +17,9 @@ import (
 
 const rpcV1 = 1
 
+// writeV2: V1 did not tell leases of one id apart.
+const writeV2 = 2
+
 // WriteRequest asks a region's leader for a transaction. Every write is one.
 type WriteRequest struct {
 	Region RegionID
@@ -44,7 +47,7 @@ const (
 
 // AppendWriteRequest appends the encoding of r to b.
 func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
-	b = append(b, rpcV1)
+	b = append(b, writeV2)
 	b = binary.AppendUvarint(b, uint64(r.Region))
 	b = binary.AppendUvarint(b, r.Epoch)
 	b = binary.AppendUvarint(b, uint64(r.Cut))
@@ -67,7 +70,7 @@ func AppendWriteRequest(b []byte, r *WriteRequest) ([]byte, error) {
 // DecodeWriteRequest reads what AppendWriteRequest wrote. The result does not alias data.
 func DecodeWriteRequest(data []byte) (*WriteRequest, error) {
 	d := decoder{b: data}
-	d.version(rpcV1, "write request")
+	d.version(writeV2, "write request")
 	r := &WriteRequest{Region: RegionID(d.uvarint()), Epoch: d.uvarint(), Cut: pdpb.Cut(d.uvarint())}
 	switch d.byte() {
 	case writeTxn:

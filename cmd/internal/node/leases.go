@@ -99,21 +99,21 @@ func (s leaseStore) LeaseGrant(ctx context.Context, id, ttl int64) (mvcc.Revisio
 }
 
 // LeaseRevoke implements leasesvc.Store.
-func (s leaseStore) LeaseRevoke(ctx context.Context, id int64, term uint64) (mvcc.Revision, error) {
+func (s leaseStore) LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, error) {
 	r, err := s.router()
 	if err != nil {
 		return 0, err
 	}
-	return r.LeaseRevoke(ctx, id, term)
+	return r.LeaseRevoke(ctx, id)
 }
 
 // LeaseExpire implements leasesvc.Store.
-func (s leaseStore) LeaseExpire(ctx context.Context, ids []int64, term uint64) error {
+func (s leaseStore) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error {
 	r, err := s.router()
 	if err != nil {
 		return err
 	}
-	return r.LeaseExpire(ctx, ids, term)
+	return r.LeaseExpire(ctx, list, term)
 }
 
 // LeaseCheckpoint implements leasesvc.Store.

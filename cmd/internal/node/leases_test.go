@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"braid/region/regionpb"
+	"braid/router"
 )
 
 func errIs(t *testing.T, what string, err, want error) {
@@ -241,7 +245,11 @@ func TestLeasesExpireTogether(t *testing.T) {
 	if !ok {
 		t.Fatal("no replica of the leases' region")
 	}
-	if err := r.LeaseExpire(ctx, ids, status.Term+1); err == nil {
+	var list []regionpb.LeaseLeft
+	for _, id := range ids {
+		list = append(list, leaseNow(ctx, t, r, id))
+	}
+	if err := r.LeaseExpire(ctx, list, status.Term+1); err == nil {
 		t.Error("leases were ended for the leader of another term")
 	}
 	// One of them has ended meanwhile.
@@ -249,15 +257,104 @@ func TestLeasesExpireTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = slices.DeleteFunc(want, func(k string) bool { return strings.HasSuffix(k, fmt.Sprintf("/%d", ids[3])) })
-	if err := r.LeaseExpire(ctx, ids, status.Term); err != nil {
+	if err := r.LeaseExpire(ctx, list, status.Term); err != nil {
 		t.Fatal(err)
 	}
 	checkEnd(t, <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+2)), before+2, want)
 	if ls, err := n.client().Leases(ctx); err != nil || len(ls.Leases) != 0 {
 		t.Errorf("leases: %v %v", ls, err)
 	}
-	if err := r.LeaseExpire(ctx, ids, status.Term); err != nil {
+	if err := r.LeaseExpire(ctx, list, status.Term); err != nil {
 		t.Errorf("what has ended: %v", err)
+	}
+}
+
+// leaseNow names the lease that has an id.
+func leaseNow(ctx context.Context, t *testing.T, r *router.Router, id int64) regionpb.LeaseLeft {
+	t.Helper()
+	rec, _, _, err := r.LeaseLook(ctx, id, false)
+	if err != nil || rec == nil || rec.Grant == 0 {
+		t.Fatalf("lease %d: %v, %v", id, rec, err)
+	}
+	return regionpb.LeaseLeft{ID: id, Grant: rec.Grant}
+}
+
+// TestLeaseGrantedAnew ends leases, and records what they have left, that a client has ended and granted
+// anew meanwhile, by one command or by an attempt, alone or with others: the new ones live (L7).
+func TestLeaseGrantedAnew(t *testing.T) {
+	c := newCluster(t, 3, splitAt("d", "h", "m", "s"))
+	c.start(c.nodes...)
+	ctx := within(t)
+	n := c.nodes[0]
+	r := n.n.router.Load()
+	leases := pb.NewLeaseClient(n.conn)
+	home, ok := r.LeaseHome(1)
+	if !ok {
+		t.Fatal("no region")
+	}
+	var ids []int64
+	for id := int64(1); len(ids) < 6; id++ {
+		if d, ok := r.LeaseHome(id); ok && d.ID == home.ID {
+			ids = append(ids, id)
+		}
+	}
+	grant := func(id, ttl int64, keys ...string) {
+		t.Helper()
+		if _, err := leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: ttl}); err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range keys {
+			if _, err := n.kv.Put(ctx, &pb.PutRequest{Key: fmt.Appendf(nil, "%s/%d", k, id), Lease: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, keys := range map[string][]string{"no keys": nil, "everywhere": spread[:]} {
+		var old []regionpb.LeaseLeft
+		for _, id := range ids {
+			grant(id, 600, keys...)
+			old = append(old, leaseNow(ctx, t, r, id))
+			old[len(old)-1].Remaining = 5
+		}
+		for _, id := range ids[:4] {
+			if _, err := leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+			grant(id, 700, keys...)
+		}
+		if err := r.LeaseCheckpoint(ctx, old, 0); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, list := range [...][]regionpb.LeaseLeft{old[:1], old[1:3], old[3:5]} {
+			if err := r.LeaseExpire(ctx, list, 0); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		for i, id := range ids {
+			rec, attached, _, err := r.LeaseLook(ctx, id, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case i == 4: // it was ended, together with one that had been granted anew
+				if rec != nil || len(attached) != 0 {
+					t.Errorf("%s: %v, with %q, has not ended", name, rec, attached)
+				}
+				continue
+			case i == 5: // the old one still
+				if rec == nil || rec.TTL != 600 || rec.Remaining != 5 {
+					t.Errorf("%s: %v", name, rec)
+				}
+			case rec == nil || rec.TTL != 700 || rec.Remaining != 0 || rec.Grant == old[i].Grant:
+				t.Errorf("%s: lease %d, granted anew, is %v", name, id, rec)
+			}
+			if len(attached) != len(keys) {
+				t.Errorf("%s: lease %d has %q", name, id, attached)
+			}
+			if _, err := leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

@@ -142,12 +142,16 @@ func TestCheckersCanFail(t *testing.T) {
 		}},
 		{"a lease that ends before its time", "L5", func(t *testing.T, w *World) {
 			id := int64(1e6)
-			w.check.leases.byID[id] = &lease{id: id, recorded: true, promised: w.leaseTime() + 1}
+			w.check.leases.byID[id] = &lease{id: id, grant: 1, recorded: true, promised: w.leaseTime() + 1}
 			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(id)}}, w.check.mark.Rev, false)
 		}},
 		{"a lease that is there again", "L2", func(t *testing.T, w *World) {
 			l := endedLease(t, w)
-			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(l.id), Value: []byte{1}}}, w.check.mark.Rev, false)
+			rec := regionpb.LeaseRecord{Grant: l.grant, TTL: l.ttl}
+			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(l.id), Value: rec.Append(nil)}}, w.check.mark.Rev, false)
+		}},
+		{"a lease that ends twice", "L7", func(t *testing.T, w *World) {
+			w.check.leaseRecorded([]regionpb.RecordEffect{{Key: regionpb.LeaseKey(endedLease(t, w).id)}}, w.check.mark.Rev, false)
 		}},
 		{"a key that outlives its lease", "L2", func(t *testing.T, w *World) {
 			endedLease(t, w).end--
@@ -234,7 +238,7 @@ func eventful(t *testing.T, w *World) *watch {
 // endedLease is a lease that ended with keys.
 func endedLease(t *testing.T, w *World) *lease {
 	for _, l := range w.check.leases.all {
-		if l.gone && l.recorded && l.took {
+		if l.gone && l.recorded && l.took && w.check.leases.byID[l.id] == l {
 			return l
 		}
 	}

@@ -71,7 +71,7 @@ func (c *checker) replicaFor(id pdpb.RegionID) *store {
 	first := c.w.rng.IntN(len(c.w.stores))
 	for i := range c.w.stores {
 		s := c.w.stores[(first+i)%len(c.w.stores)]
-		if g := s.groups[id]; s.up && g != nil && (g.leading || !c.w.quiet && c.w.chance(12)) {
+		if g := s.groups[id]; s.up && g != nil && (g.leading || !c.w.quiet && !c.w.calm && c.w.chance(12)) {
 			return s
 		}
 	}

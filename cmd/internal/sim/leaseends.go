@@ -23,12 +23,14 @@ import (
 // and its calls and its own life are simulated; what it locks and deletes follows package router's
 // revokeJob.
 type leaseEnd struct {
-	ids   []int64
-	term  uint64
-	store int
-	life  uint64
-	over  func(error)
-	begun time.Duration
+	leases []regionpb.LeaseLeft // those that are meant (L7)
+	ids    []int64              // of them
+	term   uint64
+	client bool // asked for it; nobody's time is up
+	store  int
+	life   uint64
+	over   func(error)
+	begun  time.Duration
 
 	attempt pdpb.AttemptID
 	parts   []endPart
@@ -39,7 +41,7 @@ type leaseEnd struct {
 	want    bool // a read is wanted at point: of the records, and under the locks of the keys as well
 	pointed bool
 	point   pdpb.ReadPoint
-	records map[int64]*regionpb.LeaseRecord // nil: it is gone
+	records map[int64]*regionpb.LeaseRecord // nil: it is gone, or another one has its id
 	keys    map[leaseIn][][]byte
 	done    bool
 }
@@ -62,8 +64,14 @@ const endsMax = 3
 
 func (c *checker) endLease(e *leaseEnd) {
 	e.begun = c.w.now
+	for i := range e.leases {
+		if c.w.mut.anyGrant {
+			e.leases[i].Grant = 0
+		}
+		e.ids = append(e.ids, e.leases[i].ID)
+	}
 	c.leases.ends = append(c.leases.ends, e)
-	c.leaseCall(regionpb.RevokeLeases(e.ids, e.term), func(_ *pb.TxnResponse, err error) {
+	c.leaseCall(regionpb.ManyLeases(regionpb.LeaseRevoke, slices.Clone(e.leases), e.term), func(_ *pb.TxnResponse, err error) {
 		switch {
 		case errors.Is(err, regionpb.ErrorOf(regionpb.LeaseSpread)):
 			c.readForEnd(e)
@@ -129,7 +137,7 @@ func (c *checker) stepEnd(e *leaseEnd) {
 	if len(e.todo) == 0 {
 		return
 	}
-	if e.term == 0 && !c.w.calm && !c.w.quiet && c.w.chance(60) {
+	if e.client && !c.w.calm && !c.w.quiet && c.w.chance(60) {
 		c.ended(e, errLost) // without a word
 		return
 	}
@@ -210,7 +218,14 @@ func (c *checker) readEnd(e *leaseEnd) bool {
 				c.w.fail("record of lease %d: %v", id, err)
 				return false
 			}
-			e.records[id] = rec
+			// The first look settles who is meant.
+			l := &e.leases[slices.Index(e.ids, id)]
+			if l.Means(rec) {
+				e.records[id] = rec
+				if !c.w.mut.anyGrant {
+					l.Grant = rec.Grant
+				}
+			}
 		}
 	}
 	if e.c == nil {

@@ -145,25 +145,31 @@ func (s *store) carryOut(list []leasesvc.Action) {
 	if s.w.mut.anyTerm {
 		term = 0
 	}
+	e := &leaseEnd{term: term, store: s.i, life: s.life, over: over}
+	for _, a := range list {
+		e.leases = append(e.leases, regionpb.LeaseLeft{ID: a.ID, Grant: a.Grant, Remaining: a.Remaining})
+	}
 	if first.Kind == leasesvc.Checkpoint {
-		c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseCheckpoint, ID: first.ID, Remaining: first.Remaining, Term: term}, func(_ *pb.TxnResponse, err error) { over(err) })
+		if s.w.mut.anyGrant {
+			e.leases[0].Grant = 0
+		}
+		c.leaseCall(regionpb.ManyLeases(regionpb.LeaseCheckpoint, e.leases, term), func(_ *pb.TxnResponse, err error) { over(err) })
 		return
 	}
 	s.w.stats.Expiries += len(list)
-	e := &leaseEnd{term: term, store: s.i, life: s.life, over: over}
-	for _, a := range list {
-		e.ids = append(e.ids, a.ID)
-	}
 	c.endLease(e)
 }
 
-// lease is what the checker knows of a lease.
+// lease is what the checker knows of a lease: of one grant of an id, which several may have in turn.
 type lease struct {
 	id       int64
+	grant    uint64
 	ttl      int64
 	via      int           // the store that its client is connected to
 	acked    bool          // its grant is
 	recorded bool          // somebody has applied its record
+	begun    time.Duration // when that was, in the onlookers' time
+	begin    mvcc.Revision // the last one before its place
 	promised time.Duration // it may not end before, in the onlookers' time
 	revoking bool          // a client has asked for its end: nothing is promised any more
 	gone     bool          // somebody has applied its end
@@ -175,8 +181,8 @@ type lease struct {
 func (l *lease) home() bool { return l.id%3 == 0 }
 
 type leaseState struct {
-	all   []*lease
-	byID  map[int64]*lease
+	all   []*lease         // by grant, from 1
+	byID  map[int64]*lease // the one that was granted last
 	ends  []*leaseEnd
 	looks []leaseLook
 	calls int // of commands on leases, unanswered
@@ -221,27 +227,76 @@ func (c *checker) stepClientsOfLeases() {
 	switch x := w.rng.IntN(20); {
 	case l == nil || x < 5 && live < leasesMax:
 		if live < leasesMax {
-			c.grantLease()
+			c.grantLease(c.leaseID())
 		}
 	case x < 16:
 		c.renewLease(l)
 	case x < 18:
 		c.lookAtLease(l)
-	case x < 19 && w.chance(3):
-		l.revoking = true
-		s := w.stores[w.rng.IntN(len(w.stores))]
-		w.stats.Revokes++
-		c.endLease(&leaseEnd{ids: []int64{l.id}, store: s.i, life: s.life, over: func(error) {}})
+	case x < 19:
+		if over := c.endingLease(); over != nil {
+			c.revokeLease(over)
+		} else if w.chance(3) {
+			c.revokeLease(l)
+		}
 	}
 }
 
-func (c *checker) grantLease() {
-	l := &lease{id: int64(len(c.leases.all) + 1), ttl: 2 + int64(c.w.rng.IntN(leaseTTLMax-1)), via: c.w.rng.IntN(len(c.w.stores))}
+// endingLease is one whose time is up and whose end waits or is under way.
+func (c *checker) endingLease() *lease {
+	var ids []int64
+	for _, s := range c.w.stores {
+		for i := range s.expiring {
+			ids = append(ids, s.expiring[i].ID)
+		}
+	}
+	for _, e := range c.leases.ends {
+		if !e.client {
+			ids = append(ids, e.ids...)
+		}
+	}
+	for _, id := range ids {
+		if l := c.leases.byID[id]; l.acked && !l.gone && !l.revoking {
+			return l
+		}
+	}
+	return nil
+}
+
+// revokeLease ends a lease for a client, which grants it anew at once (L7).
+func (c *checker) revokeLease(l *lease) {
+	w := c.w
+	l.revoking = true
+	s := w.stores[w.rng.IntN(len(w.stores))]
+	w.stats.Revokes++
+	c.endLease(&leaseEnd{leases: []regionpb.LeaseLeft{{ID: l.id}}, client: true, store: s.i, life: s.life, over: func(err error) {
+		if err == nil && l.gone && c.leases.byID[l.id] == l && !w.calm {
+			c.grantLease(l.id)
+		}
+	}})
+}
+
+// leaseID is one that no lease has: a new one, or that of one that has ended.
+func (c *checker) leaseID() int64 {
+	if n := len(c.leases.all); n > 0 && c.w.chance(2) {
+		if l := c.leases.all[c.w.rng.IntN(n)]; l.recorded && l.gone && c.leases.byID[l.id] == l {
+			return l.id
+		}
+	}
+	return int64(len(c.leases.byID) + 1)
+}
+
+func (c *checker) grantLease(id int64) {
+	l := &lease{id: id, ttl: 2 + int64(c.w.rng.IntN(leaseTTLMax-1)), via: c.w.rng.IntN(len(c.w.stores))}
+	if c.leases.byID[id] != nil {
+		c.w.stats.Regrants++
+	}
 	c.leases.all = append(c.leases.all, l)
+	l.grant = uint64(len(c.leases.all))
 	c.leases.byID[l.id] = l
 	c.w.stats.Grants++
 	sent := c.maxAcked
-	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: l.id, TTL: l.ttl}, func(resp *pb.TxnResponse, err error) {
+	c.leaseCall(&regionpb.LeaseCommand{Op: regionpb.LeaseGrant, ID: l.id, Grant: l.grant, TTL: l.ttl}, func(resp *pb.TxnResponse, err error) {
 		var re *regionpb.Error
 		switch {
 		case err == nil:
@@ -252,6 +307,8 @@ func (c *checker) grantLease() {
 			if !l.recorded {
 				c.w.fail("I5: the grant of lease %d is acknowledged, and nobody has its record", l.id)
 			}
+		case errors.Is(err, regionpb.ErrorOf(regionpb.LeaseExists)):
+			c.w.fail("L2: lease %d is still there for a grant that was sent after its end", l.id)
 		case errors.As(err, &re) && re.NotExecuted():
 			l.gone = !l.recorded
 		}
@@ -278,6 +335,13 @@ func (c *checker) renewLease(l *lease) {
 	case out == leasesvc.Renewed:
 		w.stats.Renewals++
 		w.event("lease %d is renewed by s%d for %d s", l.id, s.i, ttl)
+		if newest := l; s.leases.Grant(home, l.id) != l.grant {
+			// A deposed leader does not know that a client has ended it, nor what was granted since.
+			l = c.leases.all[s.leases.Grant(home, l.id)-1]
+			if w.leaseTime() >= newest.begun+leaseExtend {
+				w.fail("L6: store %d renews grant %d of lease %d, and %d began %v ago", s.i, l.grant, l.id, newest.grant, w.leaseTime()-newest.begun)
+			}
+		}
 		if l.gone && !l.revoking {
 			w.fail("L5: store %d renews lease %d, which has expired", s.i, l.id)
 		}
@@ -462,11 +526,26 @@ func (c *checker) leaseRecorded(list []regionpb.RecordEffect, rev mvcc.Revision,
 		if list[i].Key.Kind != mvcc.RecordLease || l == nil {
 			continue
 		}
+		if len(list[i].Value) > 0 {
+			rec, err := regionpb.DecodeLeaseRecord(list[i].Value)
+			if err != nil {
+				c.w.fail("record of lease %d: %v", l.id, err)
+				return
+			}
+			if rec.Grant != l.grant {
+				c.w.fail("L7: lease %d has the record of grant %d, and %d was sent after its end", l.id, rec.Grant, l.grant)
+			}
+		}
 		switch {
 		case len(list[i].Value) > 0 && l.gone:
 			c.w.fail("L2: lease %d has a record again after revision %d", l.id, rev)
 		case len(list[i].Value) > 0 && !l.recorded:
-			l.recorded, l.promised = true, c.w.leaseTime()+c.w.seconds(l.ttl)
+			l.recorded, l.begun, l.begin = true, c.w.leaseTime(), rev
+			l.promised = l.begun + c.w.seconds(l.ttl)
+			// An end that a client has asked for before may be of this one.
+			l.revoking = l.revoking || slices.ContainsFunc(c.leases.ends, func(e *leaseEnd) bool { return e.client && slices.Contains(e.ids, l.id) })
+		case len(list[i].Value) == 0 && (!l.recorded || l.gone):
+			c.w.fail("L7: an end of lease %d, which is not there, at %d", l.id, rev)
 		case len(list[i].Value) == 0:
 			c.w.event("lease %d is gone at %d", l.id, rev)
 			c.w.stats.LeaseEnds++
@@ -504,15 +583,17 @@ func (c *checker) checkLeases(h history) error {
 		if left := h.attachedAt(l.id, regions, l.end); len(left) > 0 {
 			return fmt.Errorf("L2: lease %d ends at revision %d, and %v are attached to it", l.id, l.end, left)
 		}
-		for k, vs := range h {
-			for _, v := range vs {
-				if v.kv.lease == l.id && v.rev > l.end {
-					return fmt.Errorf("L2: lease %d ends at revision %d, and %s is attached to it at %d", l.id, l.end, k, v.rev)
-				}
-			}
-		}
 		if l.took {
 			together[l.end] = append(together[l.end], l)
+		}
+	}
+	for k, vs := range h {
+		for _, v := range vs {
+			if id := v.kv.lease; id != 0 && !slices.ContainsFunc(c.leases.all, func(l *lease) bool {
+				return l.id == id && l.recorded && v.rev > l.begin && (!l.gone || v.rev <= l.end)
+			}) {
+				return fmt.Errorf("L2: %s is attached to lease %d at revision %d, when there is none", k, id, v.rev)
+			}
 		}
 	}
 	for rev, list := range together {

@@ -27,6 +27,7 @@ type mutants struct {
 	renewEnding   bool
 	anyTerm       bool
 	noReread      bool
+	anyGrant      bool
 	noReplace     bool
 	noMeta        bool
 	noIndexQuorum bool
@@ -140,6 +141,8 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.anyTerm = true }},
 	{"leaserenewending", "L5", "leases", []string{"L5"},
 		func(m *mutants) { m.renewEnding = true }},
+	{"leaseanygrant", "L7", "leases", []string{"L5"},
+		func(m *mutants) { m.anyGrant = true }},
 }
 
 func mutantByName(name string) (mutants, bool) {
