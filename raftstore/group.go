@@ -292,6 +292,7 @@ func (g *Group) Asleep() bool { return g.asleep }
 // to out what is to be done outside.
 func (g *Group) Process(in *Input, out *Output) {
 	g.out = out
+	before := len(out.Messages)
 	if g.campaign || in.Campaign {
 		g.campaign = false
 		g.startElection()
@@ -334,6 +335,7 @@ func (g *Group) Process(in *Input, out *Output) {
 	g.drain()
 	g.runMachine(in.Work || in.Detached)
 	g.quiesce(in.Ticks)
+	out.Messages = append(out.Messages[:before], withoutOvertaken(out.Messages[before:])...)
 	g.out = nil
 }
 

@@ -135,6 +135,8 @@ func (e *env) run(d *datadriven.TestData) {
 		n.toy.queue = append(n.toy.queue, strings.Fields(d.Input)...)
 		n.in.Work = true
 		n.turn()
+	case "queue": // proposed in the next turn, whatever brings it
+		n.toy.queue = append(n.toy.queue, strings.Fields(d.Input)...)
 	case "read":
 		n.toy.reads = append(n.toy.reads, strings.TrimSpace(d.Input))
 		n.in.Work = true

@@ -99,6 +99,34 @@ func (g *Group) send(m *raftpb.Message) {
 	g.out.Messages = append(g.out.Messages, m)
 }
 
+// withoutOvertaken leaves out the appends that only tell a commit index, where a later append of the
+// same turn to the same replica tells it too. Under load a group has its next entry ready when the
+// one before is committed, so this is every second append, and its answer.
+func withoutOvertaken(msgs []*raftpb.Message) []*raftpb.Message {
+	kept := msgs[:0]
+	for i, m := range msgs {
+		if !overtaken(m, msgs[i+1:]) {
+			kept = append(kept, m)
+		}
+	}
+	clear(msgs[len(kept):])
+	return kept
+}
+
+func overtaken(m *raftpb.Message, later []*raftpb.Message) bool {
+	if m.GetType() != raftpb.MsgApp || len(m.GetEntries()) > 0 {
+		return false
+	}
+	for _, l := range later {
+		// One that begins further on would be refused by a replica that lacks what m asks after.
+		if l.GetType() == raftpb.MsgApp && l.GetTo() == m.GetTo() && l.GetTerm() == m.GetTerm() &&
+			l.GetIndex() <= m.GetIndex() && l.GetCommit() >= m.GetCommit() {
+			return true
+		}
+	}
+	return false
+}
+
 // storageAppend performs a MsgStorageAppend. While a snapshot is being installed they wait
 // behind it, in order; raft needs nothing of them until then.
 func (g *Group) storageAppend(m *raftpb.Message) {
