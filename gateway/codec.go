@@ -6,7 +6,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// countingCodec is gRPC's own protobuf codec that also counts bytes.
+// countingCodec is gRPC's own protobuf codec that also counts bytes, and takes responses that are
+// encoded already.
 type countingCodec struct {
 	inner encoding.CodecV2
 	m     *metrics
@@ -17,7 +18,13 @@ func newCountingCodec(m *metrics) countingCodec {
 }
 
 func (c countingCodec) Marshal(v any) (mem.BufferSlice, error) {
-	data, err := c.inner.Marshal(v)
+	var data mem.BufferSlice
+	var err error
+	if e, ok := v.(*encodedWatch); ok {
+		data = e.buffers()
+	} else {
+		data, err = c.inner.Marshal(v)
+	}
 	c.m.sentBytes.Add(float64(data.Len()))
 	return data, err
 }

@@ -41,7 +41,8 @@ type watchStream struct {
 	out  *watchsvc.Stream
 	// due holds the watchers that asked for progress notifications; false skips the next, because
 	// events were sent meanwhile.
-	due map[int64]bool
+	due    map[int64]bool
+	shared sharedEvents
 }
 
 // Watch serves one stream until the client goes, the node stops, or a leader is required and
@@ -210,9 +211,9 @@ func (ws *watchStream) sendNext(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if tag.fragment {
-		return true, sendFragments(wr, ws.s.cfg.MaxRequestBytes+grpcOverheadBytes, ws.grpc.Send)
+		return true, sendFragments(wr, ws.s.cfg.MaxRequestBytes+grpcOverheadBytes, ws.sendEvents)
 	}
-	return true, ws.grpc.Send(wr)
+	return true, ws.sendEvents(wr)
 }
 
 func (ws *watchStream) response(ctx context.Context, r *watchsvc.Response, tag watchTag) (*pb.WatchResponse, error) {
