@@ -45,7 +45,7 @@ func decodeRecordKey(enc []byte) (k mvcc.RecordKey, err error) {
 }
 
 func (b *batch) attach(lease int64, key []byte) error {
-	op := b.b.SetDeferred(leaseKeyLen+len(key), 1)
+	op := b.part(partLeases).SetDeferred(leaseKeyLen+len(key), 1)
 	appendLeaseKey(op.Key[:0], lease, key)
 	op.Value[0] = plain1
 	if err := op.Finish(); err != nil {
@@ -59,7 +59,7 @@ func (b *batch) Detach(lease int64, key []byte) error {
 	if b.done {
 		return mvcc.ErrBatchDone
 	}
-	op := b.b.DeleteDeferred(leaseKeyLen + len(key))
+	op := b.part(partLeases).DeleteDeferred(leaseKeyLen + len(key))
 	appendLeaseKey(op.Key[:0], lease, key)
 	if err := op.Finish(); err != nil {
 		return fmt.Errorf("engine: detach %q: %w", key, err)
@@ -74,9 +74,9 @@ func (b *batch) SetRecord(k mvcc.RecordKey, value []byte) (err error) {
 	}
 	enc := appendRecordKey(nil, k)
 	if value == nil {
-		err = b.b.Delete(enc, nil)
+		err = b.part(partRecords).Delete(enc, nil)
 	} else {
-		err = b.b.Set(enc, append([]byte{plain1}, value...), nil)
+		err = b.part(partRecords).Set(enc, append([]byte{plain1}, value...), nil)
 	}
 	if err != nil {
 		return fmt.Errorf("engine: record %v: %w", k, err)
