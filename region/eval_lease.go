@@ -29,6 +29,9 @@ type leaseState struct {
 	// the lease here takes its token back.
 	asked map[int64]uint64
 	seq   uint64
+	// here has the grants of leases of which is known in this term that their applied records lie here and
+	// name no other region: to end them nothing has to be looked up.
+	here map[int64]uint64
 
 	// Of the write that is being evaluated: its tokens, and whether it names a lease that is not
 	// registered here.
@@ -43,13 +46,30 @@ type leaseState struct {
 // their owners have to ask again.
 const leasesAskedMax = 64 << 10
 
+// leasesHereMax bounds them; of others the records are read.
+const leasesHereMax = 1 << 20
+
+// note takes a record of a lease as it is applied; nil when it is gone.
+func (s *leaseState) note(id int64, rec *regionpb.LeaseRecord) {
+	switch {
+	case s.term == 0:
+	case rec == nil || len(rec.Spans) > 0:
+		delete(s.here, id)
+	case len(s.here) < leasesHereMax:
+		if s.here == nil {
+			s.here = map[int64]uint64{}
+		}
+		s.here[id] = rec.Grant
+	}
+}
+
 // revokeToken makes a registration that is under way start over: the lease is locked by whoever
 // ends it.
 func (s *leaseState) revokeToken(lease int64) { delete(s.asked, lease) }
 
 func (s *leaseState) begin(term uint64) {
 	if s.term != term {
-		s.term = term
+		s.term, s.here = term, nil
 		clear(s.asked)
 	}
 }
@@ -164,8 +184,11 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 // registered is the value of a registration.
 var registered = []byte{1}
 
-// leaseRecords returns the records of leases in their order; nil where there is none, or one of another
-// grant (L7).
+// onlyHere stands for the record of a lease that is known to name no other region.
+var onlyHere = &regionpb.LeaseRecord{}
+
+// leaseRecords returns the records of leases in their order, as far as they say where keys may be; nil where
+// there is none, or one of another grant (L7).
 func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRecord {
 	out := make([]*regionpb.LeaseRecord, len(list))
 	decode := func(i int, data []byte) {
@@ -180,10 +203,19 @@ func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRec
 	for i := range list {
 		k := regionpb.LeaseKey(list[i].ID)
 		if data, ok := e.ov.records.get(k); !ok {
+			if grant, known := e.leases.here[list[i].ID]; known {
+				if list[i].Grant == 0 || list[i].Grant == grant {
+					out[i] = onlyHere
+				}
+				continue
+			}
 			keys, at = append(keys, k), append(at, i)
 		} else if len(data) > 0 {
 			decode(i, data)
 		}
+	}
+	if len(keys) == 0 {
+		return out
 	}
 	if err := e.r.Lookup(keys, func(i int, data []byte) { decode(at[i], data) }); err != nil {
 		e.err = err
@@ -336,8 +368,14 @@ func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
 		}
 		e.write(regionpb.Effect{Key: keys[i].key, Delete: true, Detach: keys[i].lease}, pending{mod: own})
 	}
-	for _, id := range ids {
-		e.setRecord(regionpb.LeaseKey(id), nil)
+	// Neighbours one after the other, which is the quickest way to write them.
+	gone := make([]mvcc.RecordKey, len(ids))
+	for i, id := range ids {
+		gone[i] = regionpb.LeaseKey(id)
+	}
+	slices.SortFunc(gone, mvcc.RecordKey.Compare)
+	for _, k := range gone {
+		e.setRecord(k, nil)
 	}
 	e.leaseAnswer()
 	return evaluated, e.err
@@ -410,7 +448,7 @@ func (r *Replica) putRecords(batch mvcc.Batch, list []regionpb.RecordEffect) err
 		if err := batch.SetRecord(x.Key, value); err != nil {
 			return fmt.Errorf("applying record %v: %w", x.Key, err)
 		}
-		if x.Key.Kind != mvcc.RecordLease || r.cfg.Observer.Leases == nil {
+		if x.Key.Kind != mvcc.RecordLease {
 			continue
 		}
 		change := LeaseChange{ID: x.Key.ID}
@@ -420,6 +458,10 @@ func (r *Replica) putRecords(batch mvcc.Batch, list []regionpb.RecordEffect) err
 				return fmt.Errorf("applying record %v: %w", x.Key, err)
 			}
 			change.Record = rec
+		}
+		r.ev.leases.note(change.ID, change.Record)
+		if r.cfg.Observer.Leases == nil {
+			continue
 		}
 		r.leaseChanges = append(r.leaseChanges, change)
 	}
