@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
@@ -90,6 +91,7 @@ type group struct {
 	home   *home
 	id     uint64 // in Actions
 	where  string // its key in home.groups
+	spans  []mvcc.Span
 	leases int
 	ending int
 	// over are leases whose time is up and that wait for room, the first one first; those that are not in
@@ -145,8 +147,9 @@ type Action struct {
 	Remaining int64  // Checkpoint: seconds, 0 for all
 	// Group is the same for leases that may be ended together: what keeps one from its end keeps all.
 	Group uint64
-	// Spread: they have keys in other regions as well, so that their end is an attempt.
-	Spread bool
+	// Spans are those of other regions in which they may have keys, so that their end is an attempt; the
+	// same for all of a group.
+	Spans []mvcc.Span
 	// Alone: an Expire that has failed before. What keeps this lease from its end, a region without a
 	// quorum say, must not keep others from theirs, so it is not ended together with any.
 	Alone bool
@@ -283,7 +286,7 @@ func (c *Core) join(l *lease, h *home, rec *regionpb.LeaseRecord) {
 	g := h.groups[string(where)]
 	if g == nil {
 		c.groups++
-		g = &group{home: h, id: c.groups, where: string(where)}
+		g = &group{home: h, id: c.groups, where: string(where), spans: rec.Spans}
 		h.groups[g.where] = g
 	}
 	if l.group == g {
@@ -527,7 +530,7 @@ func (c *Core) expire(dst []Action) []Action {
 			if l.group == g && l.state == over {
 				l.state = ending
 				g.ending++
-				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Grant: l.grant, Group: g.id, Spread: g.where != "", Alone: l.failed > 0})
+				dst = append(dst, Action{Kind: Expire, Region: g.home.id, Term: g.home.term, ID: l.id, Grant: l.grant, Group: g.id, Spans: g.spans, Alone: l.failed > 0})
 			}
 		}
 		if g.over = g.over[n:]; len(g.over) == 0 {
@@ -536,6 +539,14 @@ func (c *Core) expire(dst []Action) []Action {
 		return g.over == nil
 	})
 	return dst
+}
+
+// Over is about how many leases' time is up and wait for room.
+func (c *Core) Over() (n int) {
+	for _, g := range c.waiting {
+		n += len(g.over)
+	}
+	return n
 }
 
 // Deadline is when a lease's time is up as far as is known here, whether or not a quorum confirms that

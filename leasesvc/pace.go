@@ -15,6 +15,10 @@ type pace struct {
 	young   int            // cost of what has not taken long yet
 	alone   int            // ends that have failed before
 	again   map[uint64]int // those, by group
+	// rate is how many leases a second are ended while some wait, 0 when none does; paid is the time for
+	// which those that were begun suffice at that rate.
+	rate float64
+	paid time.Duration
 }
 
 // flight is what a worker carries out.
@@ -41,6 +45,13 @@ const (
 	youngMax   = 700
 	spreadCost = 2
 	flightCost = 32
+	// spreadFor is the time over which leases are ended whose time is up at once: what they cost is the same
+	// whenever it is paid, and whoever writes meanwhile has the rest of the machine. rateMin is how many a
+	// second are ended at least: fewer are no storm.
+	spreadFor = 3500 * time.Millisecond
+	rateMin   = 2048
+	// aheadMax is by how much ends may be ahead of the rate, so that what is no storm is not put off.
+	aheadMax = 50 * time.Millisecond
 	// youngFor is when a flight has taken long: many times what one takes where all is well.
 	youngFor = time.Second
 	// aloneShare is the part of the workers that may be busy with ends that have failed before: each may
@@ -52,7 +63,7 @@ func newPace(workers int) pace {
 	return pace{workers: workers, flights: map[*flight]struct{}{}, groups: map[uint64]int{}, again: map[uint64]int{}}
 }
 
-// may says whether an action may be carried out now.
+// may says whether what is under way leaves room for an action.
 func (p *pace) may(a *Action) bool {
 	switch {
 	case a.Kind != Expire:
@@ -65,10 +76,22 @@ func (p *pace) may(a *Action) bool {
 	return p.groups[a.Group] < groupMax
 }
 
+// pause is how long the next end has to wait for its time.
+func (p *pace) pause(now time.Duration) time.Duration { return max(0, p.paid-aheadMax-now) }
+
+// waiting tells how many leases wait for their end.
+func (p *pace) waiting(n int) {
+	if n == 0 {
+		p.rate = 0
+	} else {
+		p.rate = max(p.rate, rateMin, float64(n)/spreadFor.Seconds())
+	}
+}
+
 // begin notes that actions of one kind are carried out from now on, and returns them for end.
 func (p *pace) begin(list []Action, now time.Duration) *flight {
 	f := &flight{group: list[0].Group, leases: len(list), cost: len(list) + flightCost, began: now, alone: list[0].Alone}
-	if list[0].Spread {
+	if len(list[0].Spans) > 0 {
 		f.cost *= spreadCost
 	}
 	if list[0].Kind != Expire {
@@ -82,6 +105,9 @@ func (p *pace) begin(list []Action, now time.Duration) *flight {
 	}
 	p.young += f.cost
 	p.flights[f] = struct{}{}
+	if p.rate > 0 {
+		p.paid = max(p.paid, now) + time.Duration(float64(f.leases)/p.rate*float64(time.Second))
+	}
 	return f
 }
 

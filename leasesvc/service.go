@@ -21,8 +21,9 @@ type Store interface {
 	// LeaseRevoke ends a lease.
 	LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, error)
 	// LeaseExpire ends leases whose records lie in one region as that term's leader; those that have
-	// ended are none of its errors. What they have left is not looked at.
-	LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error
+	// ended are none of its errors. What they have left is not looked at. spans, of which the result does
+	// not depend, are those of other regions in which they may have keys, as far as is known.
+	LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64, spans []mvcc.Span) error
 	// LeaseCheckpoint records what leases have left, whose records lie in one region; those that have
 	// ended are none of its errors. With a term, only as that term's leader.
 	LeaseCheckpoint(ctx context.Context, left []regionpb.LeaseLeft, term uint64) error
@@ -83,6 +84,7 @@ type Service struct {
 		confirming map[pdpb.RegionID]chan struct{}
 		todo       []Action
 		workers    int
+		pausing    bool // a worker waits for the time of the next end
 		pace       pace
 		closed     bool
 	}
@@ -215,15 +217,24 @@ func (s *Service) tick() bool {
 	}
 	now := s.now()
 	s.mu.pace.tick(now)
-	s.mu.todo = s.mu.core.Tick(now, s.mu.todo)
+	s.lookLocked(now)
 	s.startLocked()
 	return s.mu.core.Due(now)
 }
 
-// startLocked starts a worker if there is something to do. Each that takes something starts the next, so
-// that all work and none idles.
+// lookLocked has the core say what is to be done now.
+func (s *Service) lookLocked(now time.Duration) {
+	s.mu.todo = s.mu.core.Tick(now, s.mu.todo)
+	s.mu.pace.waiting(len(s.mu.todo) + s.mu.core.Over())
+}
+
+// startLocked starts a worker if there is something to do, or to wait for. Each that takes something starts
+// the next, so that all work and none idles.
 func (s *Service) startLocked() {
-	if s.mu.workers < s.cfg.Workers && s.nextLocked() >= 0 && s.goLocked(s.work) {
+	if s.mu.workers >= s.cfg.Workers {
+		return
+	}
+	if at, pause := s.nextLocked(); (at >= 0 || pause > 0 && !s.mu.pausing) && s.goLocked(s.work) {
 		s.mu.workers++
 	}
 }
@@ -231,19 +242,22 @@ func (s *Service) startLocked() {
 // nextLocked is the place in the list of what is done next. What has failed before comes last, and first
 // of it that of which group least is tried again already: however many leases a region without a quorum
 // holds up, one of another group that has failed by chance does not wait for them. It is -1 when there is
-// nothing to do now.
-func (s *Service) nextLocked() int {
-	alone := -1
+// nothing to do now; if there is after a pause, that is how long it takes.
+func (s *Service) nextLocked() (at int, pause time.Duration) {
+	wait := s.mu.pace.pause(s.now())
+	at = -1
 	for i := range s.mu.todo {
 		switch a := &s.mu.todo[i]; {
 		case !s.mu.pace.may(a):
+		case a.Kind == Expire && wait > 0:
+			pause = wait
 		case !a.Alone:
-			return i
-		case alone < 0 || s.mu.pace.again[a.Group] < s.mu.pace.again[s.mu.todo[alone].Group]:
-			alone = i
+			return i, 0
+		case at < 0 || s.mu.pace.again[a.Group] < s.mu.pace.again[s.mu.todo[at].Group]:
+			at = i
 		}
 	}
-	return alone
+	return at, pause
 }
 
 // takeLocked takes an action off the list, and with it others that may be carried out together with it,
@@ -274,7 +288,15 @@ func (s *Service) work() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { s.mu.workers-- }()
-	for at := s.nextLocked(); at >= 0; at = s.nextLocked() {
+	for {
+		at, pause := s.nextLocked()
+		if at < 0 && pause > 0 && !s.mu.pausing {
+			s.pauseLocked(pause)
+			continue
+		}
+		if at < 0 {
+			return
+		}
 		list := s.takeLocked(at)
 		if len(list) == 0 {
 			continue
@@ -292,9 +314,23 @@ func (s *Service) work() {
 			}
 		}
 		if !s.mu.closed {
-			s.mu.todo = s.mu.core.Tick(s.now(), s.mu.todo) // room was made
+			s.lookLocked(s.now()) // room was made
 		}
 	}
+}
+
+// pauseLocked lets go of the lock for some time, or until the service closes.
+func (s *Service) pauseLocked(d time.Duration) {
+	s.mu.pausing = true
+	s.mu.Unlock()
+	t := time.NewTimer(d)
+	select {
+	case <-t.C:
+	case <-s.ctx.Done():
+		t.Stop()
+	}
+	s.mu.Lock()
+	s.mu.pausing = false
 }
 
 // carryOut does what actions of one kind, region and term ask for.
@@ -307,7 +343,7 @@ func (s *Service) carryOut(list []Action) error {
 		// One that is lost costs precision after an election, and the next one comes.
 		return s.cfg.Store.LeaseCheckpoint(s.ctx, leases, list[0].Term)
 	}
-	return s.cfg.Store.LeaseExpire(s.ctx, leases, list[0].Term)
+	return s.cfg.Store.LeaseExpire(s.ctx, leases, list[0].Term, list[0].Spans)
 }
 
 // Grant makes a lease. id 0 lets the service choose one. It returns what was granted.

@@ -44,7 +44,7 @@ func (f *fakeStore) LeaseLook(_ context.Context, id int64, _ bool) (*regionpb.Le
 	return nil, nil, 1, nil
 }
 
-func (f *fakeStore) LeaseExpire(_ context.Context, list []regionpb.LeaseLeft, term uint64) error {
+func (f *fakeStore) LeaseExpire(_ context.Context, list []regionpb.LeaseLeft, term uint64, _ []mvcc.Span) error {
 	var ids []int64
 	for i := range list {
 		ids = append(ids, list[i].ID)
@@ -239,28 +239,60 @@ func TestManyStuckLeases(t *testing.T) {
 	})
 }
 
-// TestStorm: a region whose leases end all at once has only so many of them under way at a time, and always
-// some.
+// TestStorm: leases that end all at once end one after the other over a time, only so many at a time; few
+// that do end at once.
 func TestStorm(t *testing.T) {
+	for _, c := range []struct {
+		n        int
+		from, to time.Duration
+	}{
+		{20_000, spreadFor - 200*time.Millisecond, spreadFor + 100*time.Millisecond},
+		{200, 0, 100 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeStore{takes: 20 * time.Millisecond}
+			s := newService(f, Config{}, c.n, 10)
+			defer s.Close()
+			time.Sleep(10 * time.Second)
+			s.Tick()
+			began, before := time.Now(), c.n
+			for s.leases() > 0 && time.Since(began) < time.Minute {
+				for range 10 {
+					time.Sleep(10 * time.Millisecond)
+					synctest.Wait()
+				}
+				s.Tick()
+				left := s.leases()
+				if fair := c.n / 35; c.n > 200 && before-left > 2*fair {
+					t.Errorf("%d leases were ended in 100 ms, %v after their time; %d are fair", before-left, time.Since(began), fair)
+				}
+				before = left
+			}
+			if took := time.Since(began); took < c.from || took > c.to {
+				t.Errorf("%d leases took %v, want %v to %v", c.n, took, c.from, c.to)
+			}
+			if f.most > youngMax {
+				t.Errorf("%d leases were ended at one time", f.most)
+			}
+		})
+	}
+}
+
+// TestCloseInStorm: a service that closes leaves no worker behind that waits for its time.
+func TestCloseInStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const n = 20_000
-		f := &fakeStore{takes: 20 * time.Millisecond}
-		s := newService(f, Config{}, n, 10)
-		defer s.Close()
+		f := &fakeStore{}
+		s := newService(f, Config{}, 20_000, 10)
 		time.Sleep(10 * time.Second)
 		s.Tick()
+		synctest.Wait()
 		began := time.Now()
-		for s.leases() > 0 && time.Since(began) < time.Minute {
-			time.Sleep(100 * time.Millisecond)
-			s.Tick()
-			synctest.Wait()
+		s.Close()
+		if took := time.Since(began); took > 0 || s.mu.workers != 0 {
+			t.Errorf("%d workers are left after %v", s.mu.workers, took)
 		}
-		want := time.Duration(n/groupMax+2) * f.takes
-		if took := time.Since(began); took > want+100*time.Millisecond {
-			t.Errorf("took %v, want %v", took, want)
-		}
-		if f.most > youngMax {
-			t.Errorf("%d leases were ended at one time", f.most)
+		if left := s.leases(); left == 0 || left == 20_000 {
+			t.Errorf("%d leases are left: this was no storm", left)
 		}
 	})
 }

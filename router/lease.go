@@ -33,19 +33,38 @@ func (r *Router) LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, erro
 // command if all their keys lie there as well, else by one attempt. Those that are ended together end at
 // one revision, unless they have too much for that. Of what has ended already nothing is said, also when
 // its id was granted anew since (L7).
-func (r *Router) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error {
+//
+// spans are those of other regions in which the leases may have keys, as far as the caller knows: with the
+// right ones an attempt need not find out first whom to lock.
+func (r *Router) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64, spans []mvcc.Span) error {
 	if len(list) == 0 {
 		return nil
 	}
 	// What lies together is read quickest in order.
 	list = slices.SortedFunc(slices.Values(list), func(a, b regionpb.LeaseLeft) int { return cmp.Compare(a.ID, b.ID) })
-	switch _, err := r.lease(ctx, regionpb.ManyLeases(regionpb.LeaseRevoke, list, term)); {
+	switch err := r.expire(ctx, list, term, spans); {
 	case codeOf(err) == regionpb.TooLarge && len(list) > 1:
 		n := len(list) / 2
-		return errors.Join(r.LeaseExpire(ctx, list[:n], term), r.LeaseExpire(ctx, list[n:], term))
+		return errors.Join(r.LeaseExpire(ctx, list[:n], term, spans), r.LeaseExpire(ctx, list[n:], term, spans))
 	case codeOf(err) != regionpb.LeaseNotFound:
 		return err
 	}
+	return nil
+}
+
+func (r *Router) expire(ctx context.Context, list []regionpb.LeaseLeft, term uint64, spans []mvcc.Span) error {
+	home, ok := r.LeaseHome(list[0].ID)
+	if !ok || !slices.ContainsFunc(spans, func(s mvcc.Span) bool { return !home.Span.Covers(s) }) {
+		_, err := r.lease(ctx, regionpb.ManyLeases(regionpb.LeaseRevoke, list, term))
+		return err
+	}
+	rctx, cancel := r.deadline(ctx)
+	defer cancel()
+	resp, err := r.attempts(rctx, &revokeJob{r: r, leases: list, term: term, spans: spans})
+	if err != nil {
+		return settle(ctx, err)
+	}
+	r.told.raise(resp.Header.GetRevision())
 	return nil
 }
 

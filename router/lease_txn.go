@@ -83,7 +83,7 @@ func (r *Router) attachable(ctx context.Context, p point, span mvcc.Span, lease 
 // revokeJob ends leases whose keys lie in several regions, all at one revision: each is locked
 // exclusively where its record is and wherever keys may be attached to it, which locks its keys as
 // well; then the records are read (L2). They had been read before, to know whom to lock, in the order
-// of keys like everything else (T5); if that has changed, the attempt is repeated.
+// of keys like everything else (T5), unless the caller knew; if that has changed, the attempt is repeated.
 //
 // Several are ended together only when their time is up: what an attempt costs hardly depends on what
 // it carries, and leases often end together. All that is read of them is read with one question to each
@@ -95,6 +95,8 @@ type revokeJob struct {
 	r      *Router
 	leases []regionpb.LeaseLeft
 	term   uint64
+	// spans, if known, are those of all their records: the first attempt takes that for granted.
+	spans []mvcc.Span
 }
 
 // records reads the records of the leases that are meant; those that have ended are missing.
@@ -118,11 +120,7 @@ func (j *revokeJob) records(ctx context.Context, p point) (map[int64]*regionpb.L
 }
 
 func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error) {
-	var records map[int64]*regionpb.LeaseRecord
-	err := j.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
-		records, err = j.records(ctx, p)
-		return err
-	})
+	records, err := j.whom(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -165,6 +163,23 @@ func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor)
 	return parts, nil
 }
 
+// whom returns the records by which is known whom to lock.
+func (j *revokeJob) whom(ctx context.Context) (records map[int64]*regionpb.LeaseRecord, err error) {
+	if len(j.spans) > 0 {
+		rec := &regionpb.LeaseRecord{Spans: j.spans}
+		records = make(map[int64]*regionpb.LeaseRecord, len(j.leases))
+		for i := range j.leases {
+			records[j.leases[i].ID] = rec
+		}
+		return records, nil
+	}
+	err = j.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
+		records, err = j.records(ctx, p)
+		return err
+	})
+	return records, err
+}
+
 func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) (outcome, error) {
 	records, err := j.records(ctx, p)
 	if err != nil {
@@ -204,6 +219,8 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 			}
 			out.records[i] = append(out.records[i], regionpb.RecordEffect{Key: k})
 		}
+		// Neighbours one after the other, which is the quickest way to write them.
+		slices.SortFunc(out.records[i], func(a, b regionpb.RecordEffect) int { return a.Key.Compare(b.Key) })
 		// As of now, not of the point: the keys are locked, so it is the same, and nobody has to walk
 		// through what others have written since.
 		if err := j.r.attached(ctx, p, d.Span, ids, func(lease int64, key []byte) {
@@ -244,5 +261,9 @@ func coversLease(parts []participant, locked []map[int64]bool, id int64, rec *re
 	return nil
 }
 
-// between: the record is read anew by each attempt, and has changed only if others change it.
-func (j *revokeJob) between(context.Context) (bool, error) { return false, nil }
+// between: the record is read anew by each attempt but one that took it for known, and has changed only if
+// others change it.
+func (j *revokeJob) between(context.Context) (news bool, err error) {
+	news, j.spans = len(j.spans) > 0, nil
+	return news, nil
+}

@@ -108,12 +108,12 @@ func (s leaseStore) LeaseRevoke(ctx context.Context, id int64) (mvcc.Revision, e
 }
 
 // LeaseExpire implements leasesvc.Store.
-func (s leaseStore) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64) error {
+func (s leaseStore) LeaseExpire(ctx context.Context, list []regionpb.LeaseLeft, term uint64, spans []mvcc.Span) error {
 	r, err := s.router()
 	if err != nil {
 		return err
 	}
-	return r.LeaseExpire(ctx, list, term)
+	return r.LeaseExpire(ctx, list, term, spans)
 }
 
 // LeaseCheckpoint implements leasesvc.Store.

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"braid/mvcc"
 	"braid/region/regionpb"
 	"braid/router"
 )
@@ -249,22 +250,36 @@ func TestLeasesExpireTogether(t *testing.T) {
 	for _, id := range ids {
 		list = append(list, leaseNow(ctx, t, r, id))
 	}
-	if err := r.LeaseExpire(ctx, list, status.Term+1); err == nil {
+	if err := r.LeaseExpire(ctx, list, status.Term+1, nil); err == nil {
 		t.Error("leases were ended for the leader of another term")
 	}
+	// What the caller knows may be too little.
+	if err := r.LeaseExpire(ctx, list[:2], status.Term, []mvcc.Span{mvcc.Key([]byte("zz"))}); err != nil {
+		t.Fatal(err)
+	}
+	first, rest := []string{}, []string{}
+	for _, k := range want {
+		if strings.HasSuffix(k, fmt.Sprintf("/%d", ids[0])) || strings.HasSuffix(k, fmt.Sprintf("/%d", ids[1])) {
+			first = append(first, k)
+		} else {
+			rest = append(rest, k)
+		}
+	}
+	checkEnd(t, <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+1)), before+1, first)
+	before, ids, list, want = before+1, ids[2:], list[2:], rest
 	// One of them has ended meanwhile.
 	if _, err := n.client().Revoke(ctx, clientv3.LeaseID(ids[3])); err != nil {
 		t.Fatal(err)
 	}
 	want = slices.DeleteFunc(want, func(k string) bool { return strings.HasSuffix(k, fmt.Sprintf("/%d", ids[3])) })
-	if err := r.LeaseExpire(ctx, list, status.Term); err != nil {
+	if err := r.LeaseExpire(ctx, list, status.Term, nil); err != nil {
 		t.Fatal(err)
 	}
 	checkEnd(t, <-n.client().Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(before+2)), before+2, want)
 	if ls, err := n.client().Leases(ctx); err != nil || len(ls.Leases) != 0 {
 		t.Errorf("leases: %v %v", ls, err)
 	}
-	if err := r.LeaseExpire(ctx, list, status.Term); err != nil {
+	if err := r.LeaseExpire(ctx, list, status.Term, []mvcc.Span{home.Span}); err != nil {
 		t.Errorf("what has ended: %v", err)
 	}
 }
@@ -326,7 +341,7 @@ func TestLeaseGrantedAnew(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		for _, list := range [...][]regionpb.LeaseLeft{old[:1], old[1:3], old[3:5]} {
-			if err := r.LeaseExpire(ctx, list, 0); err != nil {
+			if err := r.LeaseExpire(ctx, list, 0, nil); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
