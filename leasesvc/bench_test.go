@@ -39,3 +39,16 @@ func BenchmarkRenew(b *testing.B) {
 	}
 	b.ReportMetric(bytes, "heap-B/lease")
 }
+
+// BenchmarkEnd: a term ends, with the time of 900,000 leases.
+func BenchmarkEnd(b *testing.B) {
+	for b.Loop() {
+		b.StopTimer()
+		c, _ := crowd(b)
+		b.StartTimer()
+		c.End(7)
+		if n := c.Total(); n != 0 || c.Due(10*time.Hour) {
+			b.Fatal(n)
+		}
+	}
+}

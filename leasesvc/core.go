@@ -1,7 +1,6 @@
 package leasesvc
 
 import (
-	"container/heap"
 	"fmt"
 	"slices"
 	"time"
@@ -58,27 +57,31 @@ func (o Options) withDefaults() Options {
 type Core struct {
 	o     Options
 	homes map[pdpb.RegionID]*home
-	queue queue
+	next  homeQueue
 	// waiting are the groups with leases that wait for room; groups counts all there ever were.
-	waiting []*group
-	groups  uint64
-	// recording counts the leases that are.
-	recording int
+	waiting   []*group
+	groups    uint64
+	recording int // of all homes
 	// Mutants for tests.
 	NoExtend    bool // a new leader adds nothing
 	NoConfirm   bool // a leader renews without being confirmed
 	RenewEnding bool // renewals do not wait for an end that has begun
 }
 
-// home is a region that is led here, with the leases recorded in it.
+// home is a region that is led here, with the leases recorded in it. It has a queue of its own, so that the
+// end of a term costs the same however many leases there are.
 type home struct {
 	id     pdpb.RegionID
+	queue  queue // of leases by when they are due
+	index  int   // in Core.next, -1 outside: its queue is empty
 	term   uint64
 	loaded bool // every record is known
 	// until is when the last confirmation of the term by a quorum ceases to cover renewals (L6).
 	until  time.Duration
 	leases map[int64]*lease
-	groups map[string]*group // by where their keys lie
+	// recording counts the leases that are.
+	recording int
+	groups    map[string]*group // by where their keys lie
 	// gone are the leases that ended while records were still being read: the reader may have seen
 	// them before.
 	gone map[int64]bool
@@ -105,17 +108,17 @@ type lease struct {
 	grant    uint64 // who it is among all that ever have its id (L7)
 	ttl      time.Duration
 	recorded int64 // seconds that the record says are left, 0 all
-	// recording: a Checkpoint is on its way. A renewal waits for it, else the record could come to
-	// say less than what the client was promised.
-	recording bool
-	deadline  time.Duration
+	deadline time.Duration
 	// due is when the lease is looked at next, and its place in the queue; at or before the
 	// deadline, so that a renewal need not move it.
 	due    time.Duration
-	index  int // in the queue, -1 outside
-	state  leaseState
-	failed uint8         // how often an Expire did, or the most that this can count
+	index  int           // in its home's queue, -1 outside
 	checks time.Duration // when what is left is recorded next; 0 never
+	state  leaseState
+	failed uint8 // how often an Expire did, or the most that this can count
+	// recording: a Checkpoint is on its way. A renewal waits for it, else the record could come to
+	// say less than what the client was promised.
+	recording bool
 }
 
 type leaseState uint8
@@ -164,7 +167,7 @@ func New(o Options) *Core {
 // calls, while Changed goes on.
 func (c *Core) Lead(region pdpb.RegionID, term uint64) {
 	c.End(region)
-	c.homes[region] = &home{id: region, term: term, leases: map[int64]*lease{}, groups: map[string]*group{}, gone: map[int64]bool{}}
+	c.homes[region] = &home{id: region, term: term, index: -1, leases: map[int64]*lease{}, groups: map[string]*group{}, gone: map[int64]bool{}}
 }
 
 // End ends the term: somebody else keeps the time from now on.
@@ -173,9 +176,8 @@ func (c *Core) End(region pdpb.RegionID) {
 	if h == nil {
 		return
 	}
-	for _, l := range h.leases {
-		c.drop(l)
-	}
+	c.next.remove(h)
+	c.recording -= h.recording
 	c.waiting = slices.DeleteFunc(c.waiting, func(g *group) bool { return g.home == h })
 	delete(c.homes, region)
 }
@@ -196,7 +198,7 @@ func (c *Core) Loaded(region pdpb.RegionID, term uint64, id int64, rec *regionpb
 		half := c.o.CheckpointEvery / 2
 		l.checks -= time.Duration(spread(id) % uint64(half))
 		l.due = min(l.due, l.checks)
-		c.queue.set(l)
+		c.set(l)
 	}
 }
 
@@ -339,19 +341,45 @@ func (c *Core) schedule(l *lease, now time.Duration) {
 	if l.checks > 0 {
 		l.due = min(l.due, l.checks)
 	}
-	c.queue.set(l)
+	c.set(l)
+}
+
+// set puts a lease where it belongs in the queue, or takes it to its new place.
+func (c *Core) set(l *lease) {
+	h := l.group.home
+	h.queue.set(l)
+	c.next.set(h)
+}
+
+// remove takes a lease out of the queue, if it is in it.
+func (c *Core) remove(l *lease) {
+	h := l.group.home
+	h.queue.remove(l)
+	if len(h.queue) > 0 {
+		c.next.set(h)
+	} else {
+		c.next.remove(h)
+	}
 }
 
 func (c *Core) drop(l *lease) {
-	c.queue.remove(l)
-	c.leave(l)
+	c.remove(l)
 	c.recorded(l)
+	c.leave(l)
+}
+
+// record begins the recording of a lease.
+func (c *Core) record(l *lease) {
+	l.recording = true
+	l.group.home.recording++
+	c.recording++
 }
 
 // recorded ends the recording of a lease, if there is one.
 func (c *Core) recorded(l *lease) {
 	if l.recording {
 		l.recording = false
+		l.group.home.recording--
 		c.recording--
 	}
 }
@@ -436,7 +464,7 @@ func (c *Core) Ended(a Action, now time.Duration) {
 		}
 		l.failed = min(l.failed+1, failedMax)
 		l.due = now + pause
-		c.queue.set(l)
+		c.set(l)
 	}
 }
 
@@ -449,19 +477,19 @@ const failedMax = 32
 // has made some.
 func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 	for n := 0; n < tickMax && c.Due(now); n++ {
-		l := c.queue[0]
-		h := l.group.home
+		h := c.next[0]
+		l := h.queue[0]
 		switch {
 		case now >= l.deadline:
-			c.queue.remove(l)
+			c.remove(l)
 			c.wait(l)
 		case l.checks > 0 && now >= l.checks && !l.recording && c.recording < c.o.RecordingMax:
 			// Rounded up: never early. Never more than all of it: what a new leader added would be
 			// added to by the next one.
 			remaining := int64((min(l.deadline-now, l.ttl) + time.Second - 1) / time.Second)
 			dst = append(dst, Action{Kind: Checkpoint, Region: h.id, Term: h.term, ID: l.id, Grant: l.grant, Remaining: remaining})
-			l.recording, l.recorded = true, remaining
-			c.recording++
+			c.record(l)
+			l.recorded = remaining
 			c.schedule(l, now)
 		default:
 			checks := l.checks
@@ -473,7 +501,7 @@ func (c *Core) Tick(now time.Duration, dst []Action) []Action {
 				// A renewal does not put off what is to be recorded.
 				l.checks = checks
 				l.due = min(l.due, checks)
-				c.queue.set(l)
+				c.set(l)
 			}
 		}
 	}
@@ -484,7 +512,7 @@ const tickMax = 1024
 
 // Due says whether there are leases to look at now. A lease that was renewed is looked at once in its time
 // to live all the same, so whoever leaves them for later falls behind, and leases end late that were not.
-func (c *Core) Due(now time.Duration) bool { return len(c.queue) > 0 && c.queue[0].due <= now }
+func (c *Core) Due(now time.Duration) bool { return len(c.next) > 0 && c.next[0].queue[0].due <= now }
 
 // Stands says whether an action that has waited is still to be done. Its term may be over, or a client has
 // ended the lease meanwhile.
@@ -575,50 +603,6 @@ func (c *Core) Total() (n int) {
 		n += len(h.leases)
 	}
 	return n
-}
-
-// queue is a heap of leases by when they are due, and then by id, so that what is done does not depend on
-// what else has come and gone.
-type queue []*lease
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].due < q[j].due || q[i].due == q[j].due && q[i].id < q[j].id
-}
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (q *queue) Push(x any) {
-	l := x.(*lease)
-	l.index = len(*q)
-	*q = append(*q, l)
-}
-
-// Pop implements heap.Interface.
-func (q *queue) Pop() any {
-	old := *q
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	l.index = -1
-	return l
-}
-
-func (q *queue) set(l *lease) {
-	if l.index < 0 {
-		heap.Push(q, l)
-	} else {
-		heap.Fix(q, l.index)
-	}
-}
-
-func (q *queue) remove(l *lease) {
-	if l.index >= 0 {
-		heap.Remove(q, l.index)
-	}
 }
 
 // String prints the action in one line.

@@ -354,7 +354,7 @@ func TestGroupsLeaveNothing(t *testing.T) {
 				t.Fatalf("seed %d: %d of no lease are being ended", seed, g.ending)
 			}
 		}
-		if c.Tick(now, nil); len(c.homes[7].groups) != 0 || len(c.waiting) != 0 || len(c.queue) != 0 {
+		if c.Tick(now, nil); len(c.homes[7].groups) != 0 || len(c.waiting) != 0 || len(c.homes[7].queue) != 0 {
 			t.Fatalf("seed %d: left are groups %v, waiting %v", seed, c.homes[7].groups, c.waiting)
 		}
 	}
@@ -379,5 +379,63 @@ func TestTickIsShort(t *testing.T) {
 	}
 	if calls != 6 || total != n {
 		t.Errorf("%d ends by %d calls", total, calls)
+	}
+}
+
+// TestHomesLeaveNothing lets terms of several regions come and go, with leases whose time is up, that wait,
+// are being ended or recorded: what is due is looked at in order, and what a term leaves behind is in nobody's
+// way.
+func TestHomesLeaveNothing(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		c := New(Options{CheckpointEvery: 4 * time.Second, EndingMax: 2, RecordingMax: 3})
+		var under []Action
+		term := uint64(0)
+		for now := time.Duration(0); now < 100*time.Second; now += 100 * time.Millisecond {
+			region := pdpb.RegionID(1 + rng.IntN(4))
+			switch rng.IntN(12) {
+			case 0:
+				term++
+				c.Lead(region, term)
+				c.LoadedAll(region, term)
+			case 1:
+				c.End(region)
+			case 2, 3:
+				if i := rng.IntN(len(under) + 1); i < len(under) {
+					c.Ended(under[i], now)
+					under = append(under[:i], under[i+1:]...)
+				}
+			case 4:
+				if i := rng.IntN(len(under) + 1); i < len(under) && under[i].Kind == Expire && c.Stands(&under[i]) {
+					c.Changed(under[i].Region, under[i].ID, nil, now)
+				}
+			default:
+				c.Changed(region, rng.Int64N(200), &regionpb.LeaseRecord{Grant: 1, TTL: rng.Int64N(20)}, now)
+			}
+			under = c.Tick(now, under)
+			queued, recording := 0, 0
+			for id, h := range c.homes {
+				recording += h.recording
+				if (h.index >= 0) != (len(h.queue) > 0) || h.index >= 0 && c.next[h.index] != h {
+					t.Fatalf("seed %d: region %d has place %d of %d, and %d leases", seed, id, h.index, len(c.next), len(h.queue))
+				}
+				if len(h.queue) > 0 {
+					queued++
+					due := h.queue[0].due
+					if c.next[0].queue[0].due > due {
+						t.Fatalf("seed %d: region %d comes first, and one of region %d is due before", seed, c.next[0].id, id)
+					}
+				}
+			}
+			if queued != len(c.next) || recording != c.recording || recording > c.o.RecordingMax {
+				t.Fatalf("seed %d: %d regions of %d are waited for, %d leases of %d recorded", seed, len(c.next), queued, c.recording, recording)
+			}
+		}
+		for region := range pdpb.RegionID(5) {
+			c.End(region)
+		}
+		if len(c.next) != 0 || len(c.waiting) != 0 || c.recording != 0 || c.Total() != 0 {
+			t.Fatalf("seed %d: left are %d regions, %d groups, %d recorded", seed, len(c.next), len(c.waiting), c.recording)
+		}
 	}
 }
