@@ -230,10 +230,11 @@ type attachment struct {
 }
 
 // attached returns the keys that are attached to leases here, pending ones included, in order; no more
-// than most of those that are applied. With detaching come those too that a pending version takes off its
-// lease; such a key may come twice, of two leases.
-func (e *evaluator) attached(ids []int64, detaching bool, most int) []attachment {
+// than most of those that are applied, nor many more than bytesMax bytes of them. With detaching come those
+// too that a pending version takes off its lease; such a key may come twice, of two leases.
+func (e *evaluator) attached(ids []int64, detaching bool, most, bytesMax int) []attachment {
 	var list []attachment
+	size := 0
 	var room []byte // for the keys of several
 	if err := e.r.Attached(ids, e.span, func(lease int64, key []byte) bool {
 		if detaching || e.ov.get(key) == nil {
@@ -244,7 +245,8 @@ func (e *evaluator) attached(ids []int64, detaching bool, most int) []attachment
 			room = append(room, key...)
 			list = append(list, attachment{lease, room[n:len(room):len(room)]})
 		}
-		return len(list) < most
+		size += len(key)
+		return len(list) < most && size <= bytesMax
 	}); err != nil {
 		e.err = err
 	}
@@ -359,7 +361,7 @@ func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
 	} else if !e.whole {
 		most = max(e.left, 0) + 1
 	}
-	keys := e.attached(ids, false, most)
+	keys := e.attached(ids, false, most, math.MaxInt)
 	own := revision{num: &cmd.num}
 	cmd.effects = make([]regionpb.Effect, 0, len(keys))
 	for i := range keys {
@@ -488,8 +490,8 @@ func leaseLocks(l *regionpb.LeaseCommand) []regionpb.LockSpan {
 // withKeys adds to locks that end leases the keys that are attached to them now: nobody may detach
 // or change them once the lock is granted, and nobody can attach more. Whoever holds the lock reads
 // applied state, so a key that is being detached counts, until that is applied: its pending version
-// makes the lock wait.
-func (e *evaluator) withKeys(spans []regionpb.LockSpan) []regionpb.LockSpan {
+// makes the lock wait. It is false when the keys have more than bytesMax bytes, and some are left out.
+func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionpb.LockSpan, bool) {
 	var ids []int64
 	for i := range spans {
 		if spans[i].Lease != 0 && spans[i].Exclusive {
@@ -497,14 +499,16 @@ func (e *evaluator) withKeys(spans []regionpb.LockSpan) []regionpb.LockSpan {
 		}
 	}
 	if len(ids) == 0 {
-		return slices.Clip(spans)
+		return slices.Clip(spans), true
 	}
-	keys := e.attached(ids, true, math.MaxInt)
+	keys := e.attached(ids, true, math.MaxInt, bytesMax)
 	out := append(make([]regionpb.LockSpan, 0, len(spans)+len(keys)), spans...)
+	size := 0
 	for i := range keys {
 		out = append(out, regionpb.LockSpan{Span: mvcc.Key(keys[i].key), Exclusive: true})
+		size += len(keys[i].key)
 	}
-	return out
+	return out, size <= bytesMax
 }
 
 // leasePending says whether what is in flight changes what a lease is here.

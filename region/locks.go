@@ -58,6 +58,7 @@ type lock struct {
 	ticks   int  // in this state
 	since   int  // the owner's clock when it was asked for
 	now     bool // refused rather than made to wait for others
+	refused regionpb.Code
 	reply   func(regionpb.LockID, error)
 }
 
@@ -123,8 +124,9 @@ func (t *lockTable) request(l *lock) (ok bool) {
 
 // grantRules are what a table does not know of its region.
 type grantRules struct {
-	// withKeys adds to what ends a lease the keys that the lease has now.
-	withKeys func([]regionpb.LockSpan) []regionpb.LockSpan
+	// withKeys adds to what ends a lease the keys that the lease has now; false says that they are more
+	// than can be prepared.
+	withKeys func([]regionpb.LockSpan) ([]regionpb.LockSpan, bool)
 	// inFlight says of spans that something that was evaluated before is not numbered yet: what an
 	// attempt reads under its locks must be what all of it leaves behind. It ends by itself.
 	inFlight func([]regionpb.LockSpan) bool
@@ -135,8 +137,8 @@ type grantRules struct {
 	anyAge bool
 }
 
-// grant returns the waiters that got their locks, and those that left because they must not wait
-// for others.
+// grant returns the waiters that got their locks, and those that left: because they must not wait for
+// others, or because they can never be prepared.
 func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
@@ -144,12 +146,16 @@ func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 		if rules.anyAge {
 			older = 0
 		}
-		others := t.inFront(spans, older) // and the keys of its leases need not be looked up
+		others, fits := t.inFront(spans, older), true // and the keys of its leases need not be looked up
 		if !others {
-			spans = rules.withKeys(spans)
+			spans, fits = rules.withKeys(spans)
 			others = len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], older) || rules.goesFirst(spans, i)
 		}
-		if others && w.now {
+		if !fits || others && w.now {
+			w.refused = regionpb.LockBusy
+			if !fits {
+				w.refused = regionpb.TooLarge
+			}
 			t.waiting = slices.Delete(t.waiting, i, i+1)
 			refused = append(refused, w)
 			continue

@@ -38,7 +38,7 @@ func TestLocks(t *testing.T) {
 			return func(s []regionpb.LockSpan) bool { set := newSpanSet(*with); return set.conflicts(s) }
 		}
 		agedSince := 0
-		rules := grantRules{withKeys: func(s []regionpb.LockSpan) []regionpb.LockSpan { return s }, inFlight: conflicts(&pending),
+		rules := grantRules{withKeys: func(s []regionpb.LockSpan) ([]regionpb.LockSpan, bool) { return s, true }, inFlight: conflicts(&pending),
 			goesFirst: func(s []regionpb.LockSpan, n int) bool { return conflicts(&aged)(s) && table.before(agedSince) <= n }}
 		lim := TinyLimits
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {

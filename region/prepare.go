@@ -3,6 +3,7 @@ package region
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"braid/mvcc"
@@ -166,9 +167,13 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	for _, p := range prepares {
 		r.txns = append(r.txns, txnRequest{prepare: p}) // no room in flight, or the role is about to change
 	}
-	granted, refused := r.locks.grant(grantRules{withKeys: r.ev.withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst, anyAge: r.cfg.Mutants.LocksAnyAge})
+	// Keys of which the bytes alone are more than a prepare may have need not all be looked up.
+	withKeys := func(spans []regionpb.LockSpan) ([]regionpb.LockSpan, bool) {
+		return r.ev.withKeys(spans, r.lim.PrepareBytesMax)
+	}
+	granted, refused := r.locks.grant(grantRules{withKeys: withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst, anyAge: r.cfg.Mutants.LocksAnyAge})
 	for _, l := range refused {
-		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy))
+		l.reply(regionpb.LockID{}, regionpb.ErrorOf(l.refused))
 	}
 	for _, l := range granted {
 		for i := range l.spans {
@@ -293,7 +298,7 @@ func (r *Replica) blocked(w *Write) bool {
 	}
 	if w.Lease != nil && w.Lease.Op == regionpb.LeaseRevoke {
 		// Which keys it deletes may change while it waits.
-		spans = r.ev.withKeys(spans)
+		spans, _ = r.ev.withKeys(spans, math.MaxInt)
 	}
 	return r.locks.inFront(spans, r.waitersBefore(w))
 }
@@ -333,13 +338,15 @@ func (r *Replica) proposePrepares(h raftstore.Handle, list []*Prepare) (taken in
 		}
 		x := regionpb.Prepared{Attempt: l.attempt, Participants: q.Request.Participants, Locks: l.spans,
 			Effects: q.Request.Effects, Subs: q.Request.Subs, Records: q.Request.Records}
-		size := len(x.Encoded())
+		size, refusal := len(x.Encoded()), regionpb.Code(0)
 		if size > r.lim.PrepareBytesMax {
-			q.Reply(0, regionpb.ErrorOf(regionpb.TooLarge))
-			continue
+			refusal = regionpb.TooLarge
+		} else if bytesPrepared+bytes+size > r.lim.PreparedBytesMax && bytesPrepared+bytes > 0 {
+			refusal = regionpb.TooManyRequests
 		}
-		if bytesPrepared+bytes+size > r.lim.PreparedBytesMax && bytesPrepared+bytes > 0 {
-			q.Reply(0, regionpb.ErrorOf(regionpb.TooManyRequests))
+		if refusal != 0 {
+			r.locks.release(l.attempt) // the attempt never commits: others need not wait until its lock runs out
+			q.Reply(0, regionpb.ErrorOf(refusal))
 			continue
 		}
 		l.state = lockProposed // no second prepare of it

@@ -254,8 +254,8 @@ func (r *Router) records(ctx context.Context, p point, ids []int64) (map[int64]*
 }
 
 // attached calls fn with the keys of a span that are attached to leases now, which is at the point or
-// later.
-func (r *Router) attached(ctx context.Context, p point, span mvcc.Span, ids []int64, fn func(lease int64, key []byte)) error {
+// later, until it returns an error.
+func (r *Router) attached(ctx context.Context, p point, span mvcc.Span, ids []int64, fn func(lease int64, key []byte) error) error {
 	for len(ids) > 0 && !span.Empty() {
 		var clip mvcc.Span // what one region has of the span
 		resp, err := r.ask(ctx, span.Start, func(d *pdpb.Descriptor) *regionpb.ReadRequest {
@@ -273,7 +273,9 @@ func (r *Router) attached(ctx context.Context, p point, span mvcc.Span, ids []in
 			if kv.Lease == 0 {
 				return fmt.Errorf("%w: a key of no lease", errInvalid)
 			}
-			fn(kv.Lease, kv.Key)
+			if err := fn(kv.Lease, kv.Key); err != nil {
+				return err
+			}
 		}
 		if n == 0 { // it has more keys than one reply holds
 			for s := r.scan(p.view(0), selection{lease: ids[0]}, clip); !s.done; {
@@ -282,7 +284,9 @@ func (r *Router) attached(ctx context.Context, p point, span mvcc.Span, ids []in
 					return err
 				}
 				for _, kv := range kvs {
-					fn(ids[0], kv.Key)
+					if err := fn(ids[0], kv.Key); err != nil {
+						return err
+					}
 				}
 			}
 			n = 1

@@ -223,8 +223,14 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 		slices.SortFunc(out.records[i], func(a, b regionpb.RecordEffect) int { return a.Key.Compare(b.Key) })
 		// As of now, not of the point: the keys are locked, so it is the same, and nobody has to walk
 		// through what others have written since.
-		if err := j.r.attached(ctx, p, d.Span, ids, func(lease int64, key []byte) {
-			out.effects = append(out.effects, regionpb.Effect{Key: key, Delete: true, Detach: lease})
+		size := 0
+		if err := j.r.attached(ctx, p, d.Span, ids, func(lease int64, key []byte) error {
+			f := regionpb.Effect{Key: key, Delete: true, Detach: lease}
+			if size += f.Size(); size > j.r.opts.PartBytesMax {
+				return regionpb.ErrorOf(regionpb.TooLarge) // there is no use in reading the rest
+			}
+			out.effects = append(out.effects, f)
+			return nil
 		}); err != nil {
 			return outcome{}, err
 		}

@@ -198,6 +198,54 @@ func TestTooLargeForARegion(t *testing.T) {
 	}
 }
 
+// TestTooLargeLease: a lease with keys in two regions, and more of them in one than the region takes, is not
+// ended, and nothing of it stays locked; with fewer it is. Of many more the region does not grant the lock, of
+// a few more it refuses the prepare.
+func TestTooLargeLease(t *testing.T) {
+	c := newCluster(t, 1, splitAt("m"))
+	limits := lockLimits(100*time.Millisecond, 7*time.Second)
+	limits.PrepareBytesMax = 2000
+	c.tune.limits = &limits
+	c.start(c.nodes...)
+	n := c.nodes[0]
+	ctx := within(t)
+	leases := pb.NewLeaseClient(n.conn)
+	for id, keys := range map[int64]int{1: 100, 2: 60} {
+		if _, err := leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: 600}); err != nil {
+			t.Fatal(err)
+		}
+		put := func(key string, lease int64) {
+			t.Helper()
+			if _, err := n.kv.Put(ctx, &pb.PutRequest{Key: []byte(key), Lease: lease}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		key := func(i int) string { return fmt.Sprintf("a key of some length %03d", i) }
+		for i := range keys {
+			put(key(i), id)
+		}
+		put("z", id)
+		_, err := leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id})
+		if want := status.Convert(rpctypes.ErrGRPCRequestTooLarge); status.Code(err) != want.Code() || status.Convert(err).Message() != want.Message() {
+			t.Errorf("the end of %d keys: %v", keys, err)
+		}
+		began := time.Now()
+		for i := 20; i < keys; i++ {
+			put(key(i), 0)
+		}
+		put("z", id)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("what the end had locked was free after %v", took)
+		}
+		if _, err := leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id}); err != nil {
+			t.Errorf("the end of fewer: %v", err)
+		}
+		if n.get(key(0)) != "" || n.get("z") != "" {
+			t.Error("keys are left")
+		}
+	}
+}
+
 // TestLocksOfALostCoordinator: a lock request that nobody waits for any more is not granted later,
 // and what a store that went away had locked is free at once, not only when its locks run out.
 func TestLocksOfALostCoordinator(t *testing.T) {
