@@ -51,7 +51,7 @@ func TestCheckersCanFail(t *testing.T) {
 		}},
 		{"a version that one engine has not", "I3", func(t *testing.T, w *World) {
 			b := w.stores[1].engine.NewBatch()
-			v := mvcc.Version{Key: key(0), Mod: w.check.mark.Rev, Sub: 5, Create: 1, Version: 77, Value: []byte("x")}
+			v := mvcc.Version{Key: key(0), Mod: w.check.mark.Rev, Sub: 1000, Create: 1, Version: 77, Value: []byte("x")}
 			if err := b.Put(&v); err != nil {
 				t.Fatal(err)
 			}

@@ -234,7 +234,7 @@ func (c *checker) stepClientsOfLeases() {
 	case x < 18:
 		c.lookAtLease(l)
 	case x < 19:
-		if over := c.endingLease(); over != nil {
+		if over := c.endingLease(); over != nil && w.rng.IntN(100) < w.aim.anew {
 			c.revokeLease(over)
 		} else if w.chance(3) {
 			c.revokeLease(l)

@@ -135,7 +135,7 @@ var Mutants = []Mutant{
 		func(m *mutants) { m.registerHeld = true }},
 	{"leasenoextend", "L6", "deposed", []string{"L5"},
 		func(m *mutants) { m.noExtend = true }},
-	{"leasenoconfirm", "L6", "deposed", []string{"L5"},
+	{"leasenoconfirm", "L6", "deposed", []string{"L5", "L6"},
 		func(m *mutants) { m.noConfirm = true }},
 	{"leaseanyterm", "L5", "deposed", []string{"L5"},
 		func(m *mutants) { m.anyTerm = true }},
