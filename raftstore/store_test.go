@@ -116,8 +116,8 @@ func (h *host) start() {
 	for _, x := range h.c.nodes {
 		peers[x.id] = []string{"unix://" + x.addr}
 	}
-	// Who is down is known by its streams; no silence of a busy machine counts.
-	if h.tr, err = transport.New(transport.Config{Self: h.id, ClusterID: 5, Peers: peers, PingInterval: 250 * time.Millisecond, DownAfter: time.Hour, BackoffMax: 100 * time.Millisecond}); err != nil {
+	// Who is down is mostly known by its streams; a busy machine's silence does not count.
+	if h.tr, err = transport.New(transport.Config{Self: h.id, ClusterID: 5, Peers: peers, PingInterval: 250 * time.Millisecond, DownAfter: 5 * time.Second, BackoffMax: 100 * time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	h.fatal = make(chan error, 1)

@@ -39,8 +39,8 @@ type node struct {
 }
 
 // cluster makes n transports that know each other; change may adjust a configuration, setup
-// registers handlers. A busy machine does not look like a silent store to them: who is down is known
-// by its streams.
+// registers handlers. A busy machine does not look like a silent store to them: who is down is mostly
+// known by its streams.
 func cluster(t *testing.T, n int, change func(i int, c *Config), setup func(i int, tr *Transport)) []*node {
 	t.Helper()
 	peers := make(map[raftid.StoreID][]string)
@@ -55,7 +55,7 @@ func cluster(t *testing.T, n int, change func(i int, c *Config), setup func(i in
 	}
 	nodes := make([]*node, n)
 	for i := range nodes {
-		cfg := Config{Self: raftid.StoreID(i + 1), ClusterID: 77, Peers: peers, PingInterval: 20 * time.Millisecond, DownAfter: time.Hour, BackoffMax: 50 * time.Millisecond}
+		cfg := Config{Self: raftid.StoreID(i + 1), ClusterID: 77, Peers: peers, PingInterval: 20 * time.Millisecond, DownAfter: 5 * time.Second, BackoffMax: 50 * time.Millisecond}
 		if change != nil {
 			change(i, &cfg)
 		}
@@ -402,13 +402,14 @@ func TestDownAndRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return start(t, Config{Self: s, Peers: peers, PingInterval: 20 * time.Millisecond, DownAfter: time.Hour, BackoffMax: 50 * time.Millisecond}, l, setup)
+		return start(t, Config{Self: s, Peers: peers, PingInterval: 20 * time.Millisecond, DownAfter: 5 * time.Second, BackoffMax: 50 * time.Millisecond}, l, setup)
 	}
 	one := run(1, func(tr *Transport) { tr.OnDown(func(s raftid.StoreID) { down <- s }) })
 	two := run(2, func(*Transport) {})
 	eventually(t, "life", func() bool { return one.Alive(2) && two.Alive(1) })
 	two.stop()
-	if s := <-down; s != 2 || one.Alive(2) {
+	eventually(t, "the end of life", func() bool { return !one.Alive(2) })
+	if s := <-down; s != 2 {
 		t.Fatalf("down: %s", s)
 	}
 	again := run(2, func(*Transport) {})
