@@ -348,7 +348,7 @@ func (e *elsewhere) take(f *follower, asked []*remoteSource, answer []followed) 
 			s.through.Store(int64(a.through)) // after it was fed
 			newest = max(newest, a.through)
 		}
-		e.judge(s, mark)
+		e.judge(s, mark, time.Now())
 	}
 	e.mu.Unlock()
 	// Quiet regions that are here must be complete through what others brought (S4).
@@ -358,8 +358,7 @@ func (e *elsewhere) take(f *follower, asked []*remoteSource, answer []followed) 
 
 // judge replaces a replica that has not come as far as the order for too long (W2). Called with mu
 // held.
-func (e *elsewhere) judge(s *remoteSource, mark mvcc.Revision) {
-	now := time.Now()
+func (e *elsewhere) judge(s *remoteSource, mark mvcc.Revision, now time.Time) {
 	if s.goal == 0 || s.CompleteThrough() >= s.goal {
 		s.goal, s.goalAt = mark, now
 		return

@@ -238,9 +238,9 @@ func TestWatchLaggingSource(t *testing.T) {
 	judged := func(short mvcc.Revision, ago time.Duration) (replaced bool) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		before := s.at
-		s.goal, s.goalAt = s.CompleteThrough()+short, time.Now().Add(-ago)
-		e.judge(s, s.goal)
+		before, now := s.at, time.Now()
+		s.goal, s.goalAt = s.CompleteThrough()+short, now.Add(-ago)
+		e.judge(s, s.goal, now)
 		return s.at != before
 	}
 	for _, j := range []struct {

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"testing"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
@@ -77,11 +76,7 @@ func TestLockServices(t *testing.T) {
 			r, err := c.nodes[2].kv.Range(ctx, &pb.RangeRequest{Key: []byte("a/lock/"), RangeEnd: []byte("a/lock0"), CountOnly: true})
 			return err == nil && r.Count == 2
 		})
-		began := time.Now()
-		c.stop(c.nodes[0])
-		if took := time.Since(began); took > 4*time.Second {
-			t.Errorf("stopping took %v", took)
-		}
+		c.stop(c.nodes[0]) // says when that takes long
 		if err := <-waiting; err == nil {
 			t.Error("got a lock from a node that stops")
 		}

@@ -86,12 +86,8 @@ func TestStartCancelled(t *testing.T) {
 		before := goleak.IgnoreCurrent()
 		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 		defer cancel()
-		began := time.Now()
 		if err := c.nodes[0].tryStart(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("starting alone: %v", err)
-		}
-		if took := time.Since(began); took > 3*time.Second {
-			t.Errorf("giving up took %v", took)
 		}
 		if err := goleak.Find(before); err != nil {
 			t.Error(err)

@@ -319,14 +319,20 @@ func TestWatchProgress(t *testing.T) {
 		quiet := n.watch()
 		quiet.create(&pb.WatchCreateRequest{Key: []byte("y"), RangeEnd: []byte("z")})
 		quiet.want(fmt.Sprintf("id=0 rev=%d created", seen))
+		var took []time.Duration
 		for range 20 {
 			rev := n.put("b", "quiet")
 			began := time.Now()
 			quiet.progress()
-			r := quiet.next()
-			if took := time.Since(began); r.WatchId != -1 || r.Header.Revision != rev || took > 200*time.Millisecond {
-				t.Fatalf("%s after %v, want progress through %d", show(r), took, rev)
+			if r := quiet.next(); r.WatchId != -1 || r.Header.Revision != rev {
+				t.Fatalf("%s, want progress through %d", show(r), rev)
 			}
+			took = append(took, time.Since(began))
+		}
+		// A machine that stands still now and then is slow sometimes, a store that waits for something always.
+		slices.Sort(took)
+		if took[len(took)/2] > 200*time.Millisecond {
+			t.Errorf("quiet ranges answered after %v", took)
 		}
 	})
 }
