@@ -136,7 +136,7 @@ func (r *Replica) detachApply(h raftstore.Handle, entries []entryInfo) error {
 	return nil
 }
 
-// giveBack leaves floors to be raised in a later call of Work.
+// giveBack leaves floors to the call of Work that comes when what was detached has ended.
 func (r *Replica) giveBack(floors []*floorRequest) {
 	if len(floors) == 0 {
 		return

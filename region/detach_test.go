@@ -260,6 +260,29 @@ func TestStalledEngineIsWaitedForBesideTheGroup(t *testing.T) {
 	}
 }
 
+// TestFloorInAStalledEngine: a floor of an idle region, for which no other call of Work may ever come, is
+// raised although the engine makes writers wait at that moment.
+func TestFloorInAStalledEngine(t *testing.T) {
+	stalled := false
+	l := newLone(t, func(c *Config) { c.Stalled = func() bool { return stalled } })
+	l.load(3)
+	l.settle()
+	stalled, l.park = true, true
+	rev := l.r.CompleteThrough()
+	q := &floorRequest{rev: rev, done: make(chan mvcc.Revision, 1)}
+	l.r.mu.Lock()
+	l.r.mu.floors = append(l.r.mu.floors, q)
+	l.r.mu.Unlock()
+	l.work()
+	if l.parked == nil || len(q.done) != 0 {
+		t.Fatalf("parked %v, %d answers while the engine stands still", l.parked != nil, len(q.done))
+	}
+	l.unpark()
+	if len(q.done) != 1 || <-q.done != rev || l.r.Applied().Floor != rev || l.fatal != nil {
+		t.Fatalf("the floor is %d, want %d; %v", l.r.Applied().Floor, rev, l.fatal)
+	}
+}
+
 // TestCommandTooLargeForAnEntry: a command whose changes would fit into no message to a follower is
 // refused for good, evaluated beside the group or in a turn, and leaves nothing behind.
 func TestCommandTooLargeForAnEntry(t *testing.T) {

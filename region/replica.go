@@ -214,9 +214,16 @@ func (r *Replica) Work(h raftstore.Handle) (again bool) {
 		}
 	}
 	again, err := r.apply(h)
-	if r.detach != nil || r.stalled() {
+	switch {
+	case r.detach != nil:
 		r.giveBack(in.floors)
-	} else if err == nil {
+	case err == nil && len(in.floors) > 0 && r.stalled():
+		r.detach = func() {
+			if err := r.raiseFloors(in.floors); err != nil {
+				r.fail(err)
+			}
+		}
+	case err == nil:
 		err = r.raiseFloors(in.floors)
 	}
 	if err == nil && r.detach == nil {
