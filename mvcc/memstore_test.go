@@ -124,3 +124,17 @@ func TestMemStoreGCKeepsTombstoneAtFloor(t *testing.T) {
 		t.Fatal(s.LogicalBytes())
 	}
 }
+
+func TestSpanOfOneKey(t *testing.T) {
+	for _, key := range []string{"", "a", "a\x00", "\xff\xff"} {
+		if got, ok := Key([]byte(key)).Single(); !ok || string(got) != key {
+			t.Errorf("%q: %q %v", key, got, ok)
+		}
+	}
+	for _, s := range []Span{{}, {Start: []byte("a")}, {Start: []byte("a"), End: []byte{}}, {Start: []byte("a"), End: []byte("a")},
+		{Start: []byte("a"), End: []byte("b")}, {Start: []byte("a"), End: []byte("a\x00\x00")}, {Start: []byte("a"), End: []byte("b\x00")}} {
+		if key, ok := s.Single(); ok {
+			t.Errorf("%v is said to hold only %q", s, key)
+		}
+	}
+}

@@ -27,6 +27,15 @@ func Key(key []byte) Span {
 	return Span{Start: key, End: append(append(make([]byte, 0, len(key)+1), key...), 0)}
 }
 
+// Single returns the key of a span that can hold only one.
+func (s Span) Single() (key []byte, ok bool) {
+	n := len(s.Start)
+	if len(s.End) != n+1 || s.End[n] != 0 || !bytes.Equal(s.Start, s.End[:n]) {
+		return nil, false
+	}
+	return s.Start, true
+}
+
 // Contains says whether key lies in the span.
 func (s Span) Contains(key []byte) bool {
 	return bytes.Compare(key, s.Start) >= 0 && (s.End == nil || bytes.Compare(key, s.End) < 0)

@@ -107,6 +107,16 @@ func benchRead(b *testing.B, keys, versions int) {
 			}
 		}
 	})
+	b.Run("op=scan-one", func(b *testing.B) {
+		b.ReportAllocs()
+		defer cpu(b)()
+		for i := 0; b.Loop(); i++ {
+			n := 0
+			if err := e.Scan(mvcc.Key(benchKey(order[i%keys])), rev, mvcc.ScanOptions{}, func(*mvcc.Version) bool { n++; return true }); n != 1 || err != nil {
+				b.Fatal(n, err)
+			}
+		}
+	})
 	b.Run("op=get-absent", func(b *testing.B) {
 		b.ReportAllocs()
 		defer cpu(b)()

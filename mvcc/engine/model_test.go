@@ -228,6 +228,8 @@ func checkEqual(t testing.TB, e *Engine, m *mvcc.MemStore, h *history) {
 	}
 	span := h.span()
 	compare(t, dump(t, e, span, ats...), dump(t, m, span, ats...))
+	one := mvcc.Key(h.key(uint64(1 + h.rng.IntN(4))))
+	compare(t, dump(t, e, one, ats...), dump(t, m, one, ats...))
 	for range 4 {
 		k, at := h.key(uint64(1+h.rng.IntN(4))), ats[h.rng.IntN(len(ats))]
 		v, ok, err := e.Get(k, at)

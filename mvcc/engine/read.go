@@ -67,14 +67,8 @@ var getOptions = pebble.IterOptions{UseL6Filters: true}
 func (r reader) Get(key []byte, at mvcc.Revision) (v mvcc.Version, found bool, err error) {
 	b := getBuf()
 	defer b.release()
-	it, err := r.src.newIter(&getOptions)
-	if err != nil {
-		return v, false, fmt.Errorf("engine: %w", err)
-	}
-	b.seek = appendVersionKey(b.seek[:0], key, at)
-	if it.SeekPrefixGE(b.seek) {
-		found = true
-		err = readVersion(it, &v)
+	it, found, err := r.find(b, key, at, &v)
+	if found {
 		buf := make([]byte, 0, len(key)+len(v.Value))
 		buf = append(append(buf, key...), v.Value...)
 		v.Key = buf[:len(key):len(key)]
@@ -82,10 +76,50 @@ func (r reader) Get(key []byte, at mvcc.Revision) (v mvcc.Version, found bool, e
 			v.Value = buf[len(key):]
 		}
 	}
-	if err = errors.Join(err, it.Close()); err != nil {
+	if err = closeFound(it, err); err != nil {
 		return mvcc.Version{}, false, fmt.Errorf("engine: get %q: %w", key, err)
 	}
 	return v, found, nil
+}
+
+// find looks for the newest version of a key that is not newer than at. What v refers to is key and the
+// iterator's own, valid until that is closed, which is the caller's part (closeFound).
+func (r reader) find(b *readBuf, key []byte, at mvcc.Revision, v *mvcc.Version) (it *pebble.Iterator, found bool, err error) {
+	if it, err = r.src.newIter(&getOptions); err != nil {
+		return nil, false, err
+	}
+	b.seek = appendVersionKey(b.seek[:0], key, at)
+	if !it.SeekPrefixGE(b.seek) {
+		return it, false, nil // closing says why
+	}
+	v.Key = key
+	err = readVersion(it, v)
+	return it, err == nil, err
+}
+
+func closeFound(it *pebble.Iterator, err error) error {
+	if it == nil {
+		return err
+	}
+	return errors.Join(err, it.Close())
+}
+
+// scanOne is a scan of a span that can hold one key only.
+func (r reader) scanOne(key []byte, at mvcc.Revision, opts mvcc.ScanOptions, fn func(v *mvcc.Version) bool) error {
+	b := getBuf()
+	defer b.release()
+	var v mvcc.Version
+	it, found, err := r.find(b, key, at, &v)
+	if found && !v.Tombstone() {
+		if opts.KeysOnly {
+			v.Value = nil
+		}
+		fn(&v)
+	}
+	if err = closeFound(it, err); err != nil {
+		return fmt.Errorf("engine: scan of %q: %w", key, err)
+	}
+	return nil
 }
 
 // readVersion decodes the version that the iterator is on, except for its key.
@@ -139,6 +173,9 @@ func hasPrefix(k, prefix []byte) bool {
 func (r reader) Scan(span mvcc.Span, at mvcc.Revision, opts mvcc.ScanOptions, fn func(v *mvcc.Version) bool) error {
 	if span.Empty() {
 		return nil
+	}
+	if key, ok := span.Single(); ok {
+		return r.scanOne(key, at, opts, fn)
 	}
 	b := getBuf()
 	defer b.release()
