@@ -82,7 +82,8 @@ type Service struct {
 		// confirming has the regions whose terms are being confirmed; each channel is closed when that
 		// has succeeded.
 		confirming map[pdpb.RegionID]chan struct{}
-		todo       []Action
+		todo       todo
+		found      []Action // room for what the core says
 		workers    int
 		pausing    bool // a worker waits for the time of the next end
 		pace       pace
@@ -110,7 +111,7 @@ func NewService(cfg Config) *Service {
 func (s *Service) Close() {
 	s.mu.Lock()
 	s.mu.closed = true
-	s.mu.todo = nil
+	s.mu.todo = todo{}
 	s.mu.Unlock()
 	s.stop()
 	s.wg.Wait()
@@ -224,8 +225,9 @@ func (s *Service) tick() bool {
 
 // lookLocked has the core say what is to be done now.
 func (s *Service) lookLocked(now time.Duration) {
-	s.mu.todo = s.mu.core.Tick(now, s.mu.todo)
-	s.mu.pace.waiting(len(s.mu.todo) + s.mu.core.Over())
+	s.mu.found = s.mu.core.Tick(now, s.mu.found[:0])
+	s.mu.todo.add(s.mu.found)
+	s.mu.pace.waiting(s.mu.todo.n + s.mu.core.Over())
 }
 
 // startLocked starts a worker if there is something to do, or to wait for. Each that takes something starts
@@ -239,48 +241,24 @@ func (s *Service) startLocked() {
 	}
 }
 
-// nextLocked is the place in the list of what is done next. What has failed before comes last, and first
-// of it that of which group least is tried again already: however many leases a region without a quorum
-// holds up, one of another group that has failed by chance does not wait for them. It is -1 when there is
-// nothing to do now; if there is after a pause, that is how long it takes.
+// nextLocked is the pile from which something is done next. What has failed before comes last: however many
+// leases a region without a quorum holds up, one of another group that has failed by chance does not wait
+// for them. It is -1 when there is nothing to do now; if there is after a pause, that is how long it takes.
 func (s *Service) nextLocked() (at int, pause time.Duration) {
 	wait := s.mu.pace.pause(s.now())
 	at = -1
-	for i := range s.mu.todo {
-		switch a := &s.mu.todo[i]; {
+	for i, p := range s.mu.todo.piles {
+		switch a := &p.actions[0]; {
 		case !s.mu.pace.may(a):
-		case a.Kind == Expire && wait > 0:
+		case wait > 0 && s.mu.pace.counts(a):
 			pause = wait
-		case !a.Alone:
-			return i, 0
-		case at < 0 || s.mu.pace.again[a.Group] < s.mu.pace.again[s.mu.todo[at].Group]:
+		case !a.Alone && !s.mu.pace.onTrial(a.Spans):
+			return i, 0 // nothing comes before
+		case at < 0 || s.mu.pace.compare(a, &s.mu.todo.piles[at].actions[0]) < 0:
 			at = i
 		}
 	}
 	return at, pause
-}
-
-// takeLocked takes an action off the list, and with it others that may be carried out together with it,
-// unless it has to be carried out alone. It drops what does not stand any more, which may be all.
-func (s *Service) takeLocked(at int) []Action {
-	first, most := s.mu.todo[at], togetherMax
-	if first.Alone || first.Kind == Expire && s.cfg.OneByOne {
-		most = 1
-	}
-	var list []Action
-	rest := append(s.mu.todo[:0], s.mu.todo[:at]...)
-	for _, a := range s.mu.todo[at:] {
-		if len(list) < most && a.Kind == first.Kind && a.Region == first.Region && a.Term == first.Term && a.Alone == first.Alone &&
-			(a.Kind != Expire || a.Group == first.Group) {
-			if s.mu.core.Stands(&a) {
-				list = append(list, a)
-			}
-		} else {
-			rest = append(rest, a)
-		}
-	}
-	s.mu.todo = rest
-	return list
 }
 
 // work carries out actions until there are none.
@@ -297,7 +275,11 @@ func (s *Service) work() {
 		if at < 0 {
 			return
 		}
-		list := s.takeLocked(at)
+		most := togetherMax
+		if k := &s.mu.todo.piles[at].key; k.alone || k.kind == Expire && s.cfg.OneByOne {
+			most = 1
+		}
+		list := s.mu.todo.take(at, most, s.mu.core.Stands)
 		if len(list) == 0 {
 			continue
 		}
@@ -306,7 +288,7 @@ func (s *Service) work() {
 		s.mu.Unlock()
 		err := s.carryOut(list)
 		s.mu.Lock()
-		s.mu.pace.end(f)
+		s.mu.pace.end(f, err == nil)
 		for _, a := range list {
 			if err != nil || a.Kind == Checkpoint {
 				s.mu.core.Ended(a, s.now())

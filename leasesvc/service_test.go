@@ -3,6 +3,7 @@ package leasesvc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -468,4 +469,53 @@ func TestConfirmations(t *testing.T) {
 			t.Errorf("asked %d times, %d rounds of renewals waited", n, waited)
 		}
 	})
+}
+
+// TestManyDeadGroups: leases end in time although those of hundreds of groups do not, whose time was up just
+// before, because all of these have keys where there is no quorum, in one region or in many; and those end as
+// soon as there is one.
+func TestManyDeadGroups(t *testing.T) {
+	for name, dead := range map[string]func(group int64) string{
+		"one region":   func(int64) string { return "dead" },
+		"many regions": func(group int64) string { return fmt.Sprint("dead", group%40) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const groups, each, live, first = 500, 8, 2000, 1_000_000
+				f := &fakeStore{stuck: first, hang: 7 * time.Second, takes: 20 * time.Millisecond}
+				s := newService(f, Config{}, 0, 0)
+				defer s.Close()
+				for id := range int64(groups * each) {
+					at := []mvcc.Span{mvcc.Key([]byte(dead(id % groups))), mvcc.Key(fmt.Append(nil, "other", id%groups/2))}
+					s.Changed(regionOf(id), first+id, &regionpb.LeaseRecord{TTL: 10, Spans: at})
+				}
+				for id := range int64(live) {
+					s.Changed(regionOf(id), id, &regionpb.LeaseRecord{TTL: 11, Spans: []mvcc.Span{mvcc.Key(fmt.Append(nil, "other", id%groups/2))}})
+				}
+				tick := func(d time.Duration) {
+					for range d / (10 * time.Millisecond) {
+						time.Sleep(10 * time.Millisecond)
+						s.Tick()
+						synctest.Wait()
+					}
+				}
+				// It takes so long to find out about 40 regions, and to see that it is not the others.
+				const find = 2 * time.Second
+				tick(11*time.Second + spreadFor + find)
+				if left := s.leases(); left != groups*each {
+					t.Errorf("%d leases are left after %v, want the stuck ones, %d", left, spreadFor+find, groups*each)
+				}
+				f.mu.Lock()
+				if n := len(f.ended); n > 1000 {
+					t.Errorf("%d ends were tried", n)
+				}
+				f.stuck = 0
+				f.mu.Unlock()
+				tick(2 * time.Minute)
+				if left := s.leases(); left != 0 {
+					t.Errorf("%d leases are left", left)
+				}
+			})
+		})
+	}
 }
