@@ -149,6 +149,8 @@ type Group struct {
 	install  *installing
 	campaign bool // the only voter: campaign in the first turn
 
+	heir succession
+
 	asleep    bool
 	idleTicks int
 	quieting  bool // a quiesce control is being stepped as a heartbeat: its answer is dropped
@@ -328,6 +330,9 @@ func (g *Group) Process(in *Input, out *Output) {
 	if in.Wake {
 		g.wake()
 	}
+	for _, store := range in.Down {
+		g.storeDown(store)
+	}
 	if in.Transfer != 0 {
 		g.Transfer(in.Transfer)
 	}
@@ -399,6 +404,7 @@ func (g *Group) tick(n int) {
 		g.rn.Tick()
 	}
 	g.askForState(n)
+	g.succeed(n)
 }
 
 // accepted are the messages that may come from the network. MsgProp is not among them: a

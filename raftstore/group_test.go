@@ -57,6 +57,9 @@ func TestGroupScripts(t *testing.T) {
 	})
 }
 
+// storeOfReplica puts each replica on the store of the same number.
+func storeOfReplica(r raftid.ReplicaID) (raftid.StoreID, bool) { return raftid.StoreID(r), true }
+
 func (e *env) printf(format string, args ...any) { fmt.Fprintf(&e.out, format+"\n", args...) }
 
 func (e *env) run(d *datadriven.TestData) {
@@ -96,7 +99,7 @@ func (e *env) run(d *datadriven.TestData) {
 		n.toy.durable.Index, n.toy.durable.Term = arg("applied"), arg("term")
 		n.cfg = GroupConfig{
 			ID: 7, Replica: raftid.ReplicaID(id), Uninitialized: d.HasArg("uninit"), KeepEntries: -1, KeepForFollowers: -1,
-			QuiesceTicks: -1, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
+			QuiesceTicks: -1, Peers: storeOfReplica, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
 		}
 		if d.HasArg("keep") {
 			n.cfg.KeepEntries = int(arg("keep"))
@@ -146,6 +149,9 @@ func (e *env) run(d *datadriven.TestData) {
 		n.turn()
 	case "transfer":
 		n.in.Transfer = raftid.ReplicaID(arg("to"))
+		n.turn()
+	case "down": // a store of the same number as its replica
+		n.in.Down = append(n.in.Down, raftid.StoreID(arg("store")))
 		n.turn()
 	case "wake":
 		n.in.Wake = true

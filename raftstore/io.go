@@ -32,9 +32,12 @@ type Input struct {
 	Sent []SnapshotSent
 	// Unreachable names replicas to which messages were not sent.
 	Unreachable []raftid.ReplicaID
-	// Wake ends the group's sleep, as when a peer's store is down (B12): the replica ticks
-	// again and waits a whole election timeout before it campaigns.
+	// Wake ends the group's sleep: the replica ticks again and waits a whole election timeout
+	// before it campaigns.
 	Wake bool
+	// Down are stores that fell silent, or came back as another process. They wake the group (B12),
+	// and if its leader was there, it is replaced without waiting for an election timeout.
+	Down []raftid.StoreID
 	// Campaign starts an election here; Transfer, when not zero, hands leadership over.
 	Campaign bool
 	Transfer raftid.ReplicaID

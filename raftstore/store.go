@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -406,14 +407,18 @@ func (s *Store) setAwake(r *replica, on bool) {
 	}
 }
 
-// storeDown wakes the groups that have a replica on a store that fell silent: followers of a
-// leader there must elect, leaders with a follower there must count their quorum again (B12).
+// storeDown tells the groups that have a replica on a store that fell silent: followers of a
+// leader there elect another, leaders with a follower there must count their quorum again (B12).
 func (s *Store) storeDown(store raftid.StoreID) {
 	s.groups.RLock()
 	defer s.groups.RUnlock()
 	for _, r := range s.groups.byID {
 		if r.livesOn(store) {
-			r.post(func(m *mail) { m.in.Wake = true })
+			r.post(func(m *mail) {
+				if !slices.Contains(m.in.Down, store) {
+					m.in.Down = append(m.in.Down, store)
+				}
+			})
 		}
 	}
 }
