@@ -30,6 +30,10 @@ const (
 	connWindowBytes   = 8 << 20
 )
 
+// connectTimeout bounds one attempt to connect. A connection that nobody answers, as to a process that
+// is just being started, must not keep a peer away for longer than others would miss it.
+const connectTimeout = 2 * time.Second
+
 // peer is another store: where it is, what is to be sent to it, and whether it lives.
 type peer struct {
 	t      *Transport
@@ -41,8 +45,12 @@ type peer struct {
 	alive atomic.Bool
 	life  struct {
 		sync.Mutex
-		deadline    time.Time // silence after it means down
-		incarnation uint64    // zero before the first handshake
+		// silence and unanswered count looks of watch: since the peer was heard, and since it answered
+		// a ping of ours; unanswered only once it has answered one. A look that is late counts once: a
+		// process that was starved must not take that for the silence of others.
+		silence, unanswered int
+		answered            bool
+		incarnation         uint64 // zero before the first handshake
 	}
 }
 
@@ -96,6 +104,9 @@ func parseAddress(s string) (address, error) {
 func (p *peer) met(incarnation uint64) {
 	p.life.Lock()
 	restarted := p.life.incarnation != 0 && p.life.incarnation != incarnation && p.alive.Load()
+	if p.life.incarnation != incarnation {
+		p.life.unanswered, p.life.answered = 0, false // it has yet to be reached
+	}
 	p.life.incarnation = incarnation
 	p.life.Unlock()
 	if restarted {
@@ -108,26 +119,49 @@ func (p *peer) met(incarnation uint64) {
 func (p *peer) heard() {
 	p.life.Lock()
 	defer p.life.Unlock()
-	p.life.deadline = time.Now().Add(p.t.cfg.DownAfter)
-	if !p.alive.Swap(true) {
+	p.life.silence = 0
+	p.revive()
+}
+
+// reached notes that the peer answered a ping.
+func (p *peer) reached() {
+	p.life.Lock()
+	defer p.life.Unlock()
+	p.life.unanswered, p.life.answered = 0, true
+	p.revive()
+}
+
+// revive makes a peer alive that is heard and reached; under life's lock.
+func (p *peer) revive() {
+	if !p.missed() && !p.alive.Swap(true) {
 		p.calls.setSilent(false)
 	}
+}
+
+// missed says that the peer was not heard for too long, or not reached; under life's lock. One that
+// is heard and cannot be reached is as good as silent: as the leader of a group it would go on
+// telling its followers that it leads and hear none of them, so that nothing is committed and nobody
+// elects another.
+func (p *peer) missed() bool {
+	return p.life.silence > p.t.looksMax || p.life.unanswered > p.t.looksMax
 }
 
 // lost notes that the peer's stream broke: it has an interval to come back.
 func (p *peer) lost() {
 	p.life.Lock()
-	if d := time.Now().Add(p.t.cfg.PingInterval); d.Before(p.life.deadline) {
-		p.life.deadline = d
-	}
+	p.life.silence = max(p.life.silence, p.t.looksMax-looksPerPing)
 	p.life.Unlock()
 }
 
-// expired says, once, that the peer fell silent, and ends the calls to it.
-func (p *peer) expired(now time.Time) bool {
+// look is called at regular intervals. It says, once, that the peer is down, and ends the calls to it.
+func (p *peer) look() (down bool) {
 	p.life.Lock()
 	defer p.life.Unlock()
-	if !now.After(p.life.deadline) || !p.alive.CompareAndSwap(true, false) {
+	p.life.silence++
+	if p.life.answered {
+		p.life.unanswered++
+	}
+	if !p.missed() || !p.alive.CompareAndSwap(true, false) {
 		return false
 	}
 	p.calls.setSilent(true)
@@ -149,7 +183,7 @@ func (p *peer) open(ctx context.Context, method string, attempt int) (grpc.Clien
 		grpc.WithInitialWindowSize(streamWindowBytes), grpc.WithInitialConnWindowSize(connWindowBytes),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: p.t.cfg.BackoffMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: p.t.cfg.BackoffMax},
-			MinConnectTimeout: 5 * time.Second,
+			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.CallContentSubtype(codecName),
 			grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
@@ -289,6 +323,7 @@ func (p *peer) sendFrames() {
 					cancel()
 					return
 				}
+				p.reached()
 				dead.Reset(p.t.cfg.DownAfter + 5*time.Second)
 			}
 		}()

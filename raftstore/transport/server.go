@@ -80,7 +80,9 @@ func (t *Transport) accept(s grpc.ServerStream, f func(*peer, grpc.ServerStream)
 	}
 }
 
-// serveFrames hands frames to their receivers, in order, and answers pings.
+// serveFrames hands frames to their receivers, in order, and answers pings. What raft has to say on a
+// store that counts as down, because it does not answer us, is dropped: it would make a leader of it
+// that nobody can answer.
 func (t *Transport) serveFrames(p *peer, s grpc.ServerStream) error {
 	defer p.lost()
 	pong := []byte{framesVersion}
@@ -93,9 +95,11 @@ func (t *Transport) serveFrames(p *peer, s grpc.ServerStream) error {
 		t.received(p.id, len(b))
 		pings := 0
 		err := eachFrame(b, func(kind Kind, payload []byte) {
-			if kind == kindPing {
+			switch h := t.frames[kind]; {
+			case kind == kindPing:
 				pings++
-			} else if h := t.frames[kind]; h != nil {
+			case h == nil || kind.raft() && !p.alive.Load():
+			default:
 				h(p.id, payload)
 			}
 		})

@@ -55,6 +55,8 @@ func (k Kind) lane() int {
 	return 0
 }
 
+func (k Kind) raft() bool { return k == KindRaft || k == KindRaftUrgent }
+
 // Method says whom a request is for: 1–31 order, 32–63 region, 64–95 node.
 type Method uint8
 
@@ -86,7 +88,8 @@ type Config struct {
 	// peer that are being handled.
 	QueueBytes, CallBytes, Calls int
 	// PingInterval (500 ms) is how often stores prove that they are alive; DownAfter (4
-	// intervals) of silence, or one interval after a stream broke, a store counts as down.
+	// intervals) of silence, or of pings that it does not answer, or one interval after a stream
+	// broke, a store counts as down. Both directions count: see peer.missed.
 	PingInterval, DownAfter time.Duration
 	// BackoffMin (50 ms) and BackoffMax (1 s) are the pauses between attempts to connect.
 	BackoffMin, BackoffMax time.Duration
@@ -124,6 +127,7 @@ type Transport struct {
 	cfg         Config
 	log         *zap.Logger
 	incarnation uint64
+	looksMax    int // looks of watch that a peer may miss
 	peers       map[raftid.StoreID]*peer
 	local       *sendQueue // frames to ourselves
 
@@ -175,6 +179,7 @@ func New(cfg Config) (*Transport, error) {
 		return nil, fmt.Errorf("transport: %w", err)
 	}
 	t := &Transport{cfg: cfg, log: cfg.Logger, incarnation: binary.BigEndian.Uint64(seed[:]), peers: make(map[raftid.StoreID]*peer)}
+	t.looksMax = max(looksPerPing, int(looksPerPing*cfg.DownAfter/cfg.PingInterval))
 	t.ctx, t.stop = context.WithCancel(context.Background())
 	t.serving.idle = sync.NewCond(&t.serving.Mutex)
 	t.local = newSendQueue(cfg.QueueBytes)
@@ -224,8 +229,8 @@ func (t *Transport) HandleSnapshot(f func(ctx context.Context, from raftid.Store
 	t.snapshot = f
 }
 
-// OnDown adds a listener: a store fell silent, or came back as another process. It must not
-// block.
+// OnDown adds a listener: a store fell silent or cannot be reached, or came back as another process.
+// It must not block.
 func (t *Transport) OnDown(f func(raftid.StoreID)) { t.down = append(t.down, f) }
 
 // Start connects to the peers and accepts them.
@@ -279,7 +284,7 @@ func (t *Transport) SendRaft(to raftid.StoreID, urgent bool, batch []byte) bool 
 	return t.Send(to, KindRaft, batch)
 }
 
-// Alive says whether a store was heard of lately. A store is alive to itself.
+// Alive says whether a store was lately heard and reached. A store is alive to itself.
 func (t *Transport) Alive(store raftid.StoreID) bool {
 	if store == t.cfg.Self {
 		return true
@@ -304,9 +309,12 @@ func (t *Transport) loopback() {
 	}
 }
 
-// watch notices silent stores.
+// looksPerPing is how often watch looks in each ping interval.
+const looksPerPing = 2
+
+// watch notices stores that are silent or out of reach.
 func (t *Transport) watch() {
-	tick := time.NewTicker(t.cfg.PingInterval / 2)
+	tick := time.NewTicker(t.cfg.PingInterval / looksPerPing)
 	defer tick.Stop()
 	for {
 		select {
@@ -314,9 +322,8 @@ func (t *Transport) watch() {
 			return
 		case <-tick.C:
 		}
-		now := time.Now()
 		for _, p := range t.peers {
-			if p.expired(now) {
+			if p.look() {
 				t.notifyDown(p.id)
 			}
 		}

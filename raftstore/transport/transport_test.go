@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"braid/raftstore/raftid"
+	"braid/raftstore/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -419,6 +420,62 @@ func TestDownAndRestart(t *testing.T) {
 	if s := <-down; s != 2 {
 		t.Fatalf("restarted: %s", s)
 	}
+}
+
+// A store that can be heard and not reached is down, like one that is silent: what raft says there is
+// not heard any more, what others say is. Once it answers again it is alive.
+func TestOneWay(t *testing.T) {
+	var mu sync.Mutex
+	got := map[Kind]int{} // at store 1, from store 2
+	var way *transporttest.Proxy
+	nodes := cluster(t, 2, func(i int, c *Config) {
+		c.DownAfter = 400 * time.Millisecond
+		if i == 0 { // what store 1 sends to store 2 goes through a proxy
+			way = transporttest.NewProxy(t, strings.TrimPrefix(c.Peers[2][0], "http://"))
+			c.Peers = map[raftid.StoreID][]string{1: c.Peers[1], 2: {"http://" + way.Addr()}}
+		}
+	}, func(i int, tr *Transport) {
+		for _, k := range []Kind{KindRaft, KindRaftUrgent, KindOrder} {
+			tr.Handle(k, func(raftid.StoreID, []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				if i == 0 {
+					got[k]++
+				}
+			})
+		}
+	})
+	count := func(k Kind) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return got[k]
+	}
+	// say has store 2 send a frame of each kind, until one of the others that is not raft's arrives.
+	say := func() (raft bool) {
+		before, order := count(KindRaft)+count(KindRaftUrgent), count(KindOrder)
+		eventually(t, "a frame", func() bool {
+			return nodes[1].Send(1, KindRaftUrgent, []byte("x")) && nodes[1].Send(1, KindRaft, []byte("x")) && nodes[1].Send(1, KindOrder, []byte("x")) && count(KindOrder) > order
+		})
+		return count(KindRaft)+count(KindRaftUrgent) > before
+	}
+	reached := func() bool {
+		p := nodes[0].peers[2]
+		p.life.Lock()
+		defer p.life.Unlock()
+		return p.life.answered
+	}
+	eventually(t, "a connection", func() bool { return nodes[0].Alive(2) && nodes[1].Alive(1) && reached() })
+	eventually(t, "raft is heard from a store that is alive", say)
+	way.Block()
+	eventually(t, "that the store is missed", func() bool { return !nodes[0].Alive(2) })
+	if say() {
+		t.Error("raft is heard from a store that cannot be reached")
+	}
+	if _, err := nodes[0].Call(t.Context(), 2, 1, nil); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a call to a store that cannot be reached: %v", err)
+	}
+	way.Unblock()
+	eventually(t, "that the store is back and raft is heard", say)
 }
 
 func TestRefusals(t *testing.T) {
