@@ -29,7 +29,9 @@ func (n *Node) openNetwork(peers []boundListener) error {
 			return fmt.Errorf("TLS between peers: %w", err)
 		}
 	}
+	down := downAfter(time.Duration(n.cfg.ElectionMs) * time.Millisecond)
 	t, err := transport.New(transport.Config{
+		PingInterval: down / 4, DownAfter: down,
 		Self: n.self, ClusterID: n.cfg.ClusterID(), Peers: urls, TLS: dial, LocalAddr: n.cfg.PeerLocalAddr(), Logger: n.log, Metrics: n.metrics.transport(),
 		// A store that numbers its entries itself must not vote with one that waits for cuts (A16).
 		Terms: n.mode().String() + " mode",
@@ -41,6 +43,13 @@ func (n *Node) openNetwork(peers []boundListener) error {
 	n.net = t
 	n.onClose(func(context.Context) error { t.Close(); return nil })
 	return nil
+}
+
+// downAfter is how long a store may be missed before it counts as down, and its leaders are replaced: an
+// election timeout, as in etcd. A second at least, because more than one group depends on it, and
+// two at most, because who waits for a store that hangs should not wait longer.
+func downAfter(election time.Duration) time.Duration {
+	return min(max(election, time.Second), 2*time.Second)
 }
 
 // servePeers lets the other stores in and goes to meet them. Everything that handles frames and
