@@ -52,7 +52,7 @@ type Limits struct {
 	LockTicksMax     int
 	LockWaitTicksMax int
 	// AbortTicks is how long a prepared attempt waits for its decision before this region asks pd
-	// for an abort, and between repetitions (T6).
+	// for an abort, and between repetitions (T6); a new leader asks after a quarter of it.
 	AbortTicks int
 	// StandBackTicks is how long a command stands back for attempts that wait for locks and came after it.
 	StandBackTicks int

@@ -75,12 +75,14 @@ func (t *lockTable) find(attempt pdpb.AttemptID) *lock {
 }
 
 // begin starts a term with the locks of what is prepared: a new leader has them all, because
-// everything before its term is applied (E2).
-func (t *lockTable) begin(term uint64, prepared []regionpb.Prepared) {
+// everything before its term is applied (E2). Where their coordinators run is not known any more, and
+// they may be lost with the leader that was: so it is a quarter of the usual time until pd is asked for
+// an abort. What is prepared everywhere is decided long before that.
+func (t *lockTable) begin(term uint64, prepared []regionpb.Prepared, l *Limits) {
 	t.term = term
 	for i := range prepared {
 		p := &prepared[i]
-		t.held = append(t.held, &lock{attempt: p.Attempt, spans: p.Locks, set: newSpanSet(p.Locks), state: lockPrepared})
+		t.held = append(t.held, &lock{attempt: p.Attempt, spans: p.Locks, set: newSpanSet(p.Locks), state: lockPrepared, ticks: l.AbortTicks - max(l.AbortTicks/4, 1)})
 	}
 }
 

@@ -56,7 +56,7 @@ func TestLocks(t *testing.T) {
 				if d.Input != "" {
 					prepared = append(prepared, regionpb.Prepared{Attempt: attempt("t"), Locks: parseSpans(t, strings.Fields(d.Input))})
 				}
-				table.begin(uint64(attempt("term")), prepared)
+				table.begin(uint64(attempt("term")), prepared, &lim)
 			case "end":
 				for _, l := range table.end() {
 					out += fmt.Sprintf("refused t%d\n", l.attempt)

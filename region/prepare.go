@@ -127,7 +127,7 @@ func (r *Replica) refuseTxns(err *regionpb.Error) {
 // serveTxns is a leader's turn at locks and prepares.
 func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	if r.locks.term != r.role.Term {
-		r.locks.begin(r.role.Term, r.pos.Prepared)
+		r.locks.begin(r.role.Term, r.pos.Prepared, &r.lim)
 	}
 	if r.locks.empty() && len(r.txns) == 0 {
 		return
