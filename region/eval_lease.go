@@ -223,17 +223,11 @@ func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRec
 	return out
 }
 
-// attachment is a key that is attached to a lease.
-type attachment struct {
-	lease int64
-	key   []byte
-}
-
 // attached returns the keys that are attached to leases here, pending ones included, in order; no more
 // than most of those that are applied, nor many more than bytesMax bytes of them. With detaching come those
 // too that a pending version takes off its lease; such a key may come twice, of two leases.
-func (e *evaluator) attached(ids []int64, detaching bool, most, bytesMax int) []attachment {
-	var list []attachment
+func (e *evaluator) attached(ids []int64, detaching bool, most, bytesMax int) []regionpb.Attachment {
+	var list []regionpb.Attachment
 	size := 0
 	var room []byte // for the keys of several
 	if err := e.r.Attached(ids, e.span, func(lease int64, key []byte) bool {
@@ -243,7 +237,7 @@ func (e *evaluator) attached(ids []int64, detaching bool, most, bytesMax int) []
 			}
 			n := len(room)
 			room = append(room, key...)
-			list = append(list, attachment{lease, room[n:len(room):len(room)]})
+			list = append(list, regionpb.Attachment{Lease: lease, Key: room[n:len(room):len(room)]})
 		}
 		size += len(key)
 		return len(list) < most && size <= bytesMax
@@ -255,10 +249,10 @@ func (e *evaluator) attached(ids []int64, detaching bool, most, bytesMax int) []
 		list = e.ov.attached(id, list)
 	}
 	if len(ids) > 1 || len(list) > n {
-		slices.SortFunc(list, func(a, b attachment) int {
-			return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(a.lease, b.lease))
+		slices.SortFunc(list, func(a, b regionpb.Attachment) int {
+			return cmp.Or(bytes.Compare(a.Key, b.Key), cmp.Compare(a.Lease, b.Lease))
 		})
-		list = slices.CompactFunc(list, func(a, b attachment) bool { return a.lease == b.lease && bytes.Equal(a.key, b.key) })
+		list = slices.CompactFunc(list, func(a, b regionpb.Attachment) bool { return a.Lease == b.Lease && bytes.Equal(a.Key, b.Key) })
 	}
 	return list
 }
@@ -368,7 +362,7 @@ func (e *evaluator) revoke(l *regionpb.LeaseCommand) (verdict, error) {
 		if !e.visit(nil) {
 			return exhausted, nil
 		}
-		e.write(regionpb.Effect{Key: keys[i].key, Delete: true, Detach: keys[i].lease}, pending{mod: own})
+		e.write(regionpb.Effect{Key: keys[i].Key, Delete: true, Detach: keys[i].Lease}, pending{mod: own})
 	}
 	// Neighbours one after the other, which is the quickest way to write them.
 	gone := make([]mvcc.RecordKey, len(ids))
@@ -487,11 +481,11 @@ func leaseLocks(l *regionpb.LeaseCommand) []regionpb.LockSpan {
 	return list
 }
 
-// withKeys adds to locks that end leases the keys that are attached to them now: nobody may detach
-// or change them once the lock is granted, and nobody can attach more. Whoever holds the lock reads
-// applied state, so a key that is being detached counts, until that is applied: its pending version
-// makes the lock wait. It is false when the keys have more than bytesMax bytes, and some are left out.
-func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionpb.LockSpan, bool) {
+// withKeys adds to locks that end leases the keys that are attached to them now, and returns those as well:
+// nobody may detach or change them once the lock is granted, and nobody can attach more. Whoever holds the
+// lock acts on applied state, so a key that is being detached counts, until that is applied: its pending
+// version makes the lock wait. It is false when the keys have more than bytesMax bytes, and some are left out.
+func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionpb.LockSpan, []regionpb.Attachment, bool) {
 	var ids []int64
 	for i := range spans {
 		if spans[i].Lease != 0 && spans[i].Exclusive {
@@ -499,16 +493,56 @@ func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionp
 		}
 	}
 	if len(ids) == 0 {
-		return slices.Clip(spans), true
+		return slices.Clip(spans), nil, true
 	}
 	keys := e.attached(ids, true, math.MaxInt, bytesMax)
 	out := append(make([]regionpb.LockSpan, 0, len(spans)+len(keys)), spans...)
 	size := 0
 	for i := range keys {
-		out = append(out, regionpb.LockSpan{Span: mvcc.Key(keys[i].key), Exclusive: true})
-		size += len(keys[i].key)
+		out = append(out, regionpb.LockSpan{Span: mvcc.Key(keys[i].Key), Exclusive: true})
+		size += len(keys[i].Key)
 	}
-	return out, size <= bytesMax
+	return out, keys, size <= bytesMax
+}
+
+// granted is the answer to whoever got a lock. If it ends leases, all of them that is applied here goes with
+// it: nothing of it is in flight, or the lock would have waited, and nothing will change.
+func (r *Replica) granted(l *lock) regionpb.LockGrant {
+	g := regionpb.LockGrant{ID: l.id}
+	ends := false
+	var keys []mvcc.RecordKey
+	for i := range l.spans {
+		if x := &l.spans[i]; x.Lease != 0 && x.Exclusive {
+			ends = true
+			if k := regionpb.LeaseKey(x.Lease); r.pos.Descriptor.Span.Contains(k.At) {
+				keys = append(keys, k)
+			}
+		}
+	}
+	if !ends || len(keys)+len(l.attached) > r.lim.ReadKeysMax {
+		return g
+	}
+	size := 0
+	for i := range l.attached {
+		size += len(l.attached[i].Key)
+	}
+	if size > r.lim.ReadBytesMax {
+		return g
+	}
+	g.Whole, g.Attached, l.attached = true, l.attached, nil
+	slices.SortFunc(keys, mvcc.RecordKey.Compare) // neighbours are found quickest
+	err := r.cfg.Engine.Lookup(keys, func(i int, data []byte) {
+		rec, err := regionpb.DecodeLeaseRecord(data)
+		if err != nil {
+			r.ev.err = fmt.Errorf("record of lease %x: %w", uint64(keys[i].ID), err)
+			return
+		}
+		g.Records = append(g.Records, regionpb.Lease{ID: keys[i].ID, Record: rec})
+	})
+	if err != nil {
+		r.ev.err = err
+	}
+	return g
 }
 
 // leasePending says whether what is in flight changes what a lease is here.

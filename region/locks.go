@@ -59,7 +59,9 @@ type lock struct {
 	since   int  // the owner's clock when it was asked for
 	now     bool // refused rather than made to wait for others
 	refused regionpb.Code
-	reply   func(regionpb.LockID, error)
+	reply   func(regionpb.LockGrant, error)
+	// attached are the keys of the leases that it ends, from the grant until the answer.
+	attached []regionpb.Attachment
 }
 
 func (t *lockTable) empty() bool { return len(t.held)+len(t.waiting) == 0 }
@@ -126,9 +128,9 @@ func (t *lockTable) request(l *lock) (ok bool) {
 
 // grantRules are what a table does not know of its region.
 type grantRules struct {
-	// withKeys adds to what ends a lease the keys that the lease has now; false says that they are more
-	// than can be prepared.
-	withKeys func([]regionpb.LockSpan) ([]regionpb.LockSpan, bool)
+	// withKeys adds to what ends a lease the keys that the lease has now, and returns them; false says that
+	// they are more than can be prepared.
+	withKeys func([]regionpb.LockSpan) ([]regionpb.LockSpan, []regionpb.Attachment, bool)
 	// inFlight says of spans that something that was evaluated before is not numbered yet: what an
 	// attempt reads under its locks must be what all of it leaves behind. It ends by itself.
 	inFlight func([]regionpb.LockSpan) bool
@@ -145,12 +147,13 @@ func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 	for i := 0; i < len(t.waiting); {
 		w := t.waiting[i]
 		spans, older := w.spans, i
+		var keys []regionpb.Attachment
 		if rules.anyAge {
 			older = 0
 		}
 		others, fits := t.inFront(spans, older), true // and the keys of its leases need not be looked up
 		if !others {
-			spans, fits = rules.withKeys(spans)
+			spans, keys, fits = rules.withKeys(spans)
 			others = len(spans) > len(w.spans) && t.inFront(spans[len(w.spans):], older) || rules.goesFirst(spans, i)
 		}
 		if !fits || others && w.now {
@@ -171,6 +174,7 @@ func (t *lockTable) grant(rules grantRules) (granted, refused []*lock) {
 		}
 		t.waiting = slices.Delete(t.waiting, i, i+1)
 		t.seq++
+		w.attached = keys
 		w.state, w.ticks, w.id = lockGranted, 0, regionpb.LockID{Term: t.term, Seq: t.seq}
 		t.held = append(t.held, w)
 		granted = append(granted, w)

@@ -38,7 +38,7 @@ func TestLocks(t *testing.T) {
 			return func(s []regionpb.LockSpan) bool { set := newSpanSet(*with); return set.conflicts(s) }
 		}
 		agedSince := 0
-		rules := grantRules{withKeys: func(s []regionpb.LockSpan) ([]regionpb.LockSpan, bool) { return s, true }, inFlight: conflicts(&pending),
+		rules := grantRules{withKeys: func(s []regionpb.LockSpan) ([]regionpb.LockSpan, []regionpb.Attachment, bool) { return s, nil, true }, inFlight: conflicts(&pending),
 			goesFirst: func(s []regionpb.LockSpan, n int) bool { return conflicts(&aged)(s) && table.before(agedSince) <= n }}
 		lim := TinyLimits
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -120,7 +120,7 @@ func TestReleaseFindsRoom(t *testing.T) {
 	var granted []pdpb.AttemptID
 	refused := 0
 	ask := func(attempt pdpb.AttemptID) {
-		h.r.Lock(&Lock{Attempt: attempt, Age: attempt, Spans: parseSpans(t, []string{"w:k"}), Reply: func(_ regionpb.LockID, err error) {
+		h.r.Lock(&Lock{Attempt: attempt, Age: attempt, Spans: parseSpans(t, []string{"w:k"}), Reply: func(_ regionpb.LockGrant, err error) {
 			if err == nil {
 				granted = append(granted, attempt)
 			} else {

@@ -6,6 +6,7 @@ import (
 	"github.com/google/btree"
 
 	"braid/mvcc"
+	"braid/region/regionpb"
 )
 
 // number is the revision of a command: unknown from evaluation until apply. Every unknown one is
@@ -117,10 +118,10 @@ func (o *overlay) put(key []byte, p pending) {
 }
 
 // attached appends the keys that pending versions attach to a lease; some may come twice.
-func (o *overlay) attached(id int64, dst []attachment) []attachment {
+func (o *overlay) attached(id int64, dst []regionpb.Attachment) []regionpb.Attachment {
 	for _, key := range o.leased.byLease[id] {
 		if p := o.get(key); p != nil && !p.tombstone() && p.lease == id {
-			dst = append(dst, attachment{id, key})
+			dst = append(dst, regionpb.Attachment{Lease: id, Key: key})
 		}
 	}
 	return dst

@@ -16,7 +16,8 @@ import (
 // The life of a region's part in a transaction over several regions:
 //
 //	lock     the leader grants all spans at once, when what was evaluated before on them is applied
-//	read     the coordinator takes a read point and reads there: nobody changes what is locked
+//	read     the coordinator takes a read point and reads there: nobody changes what is locked; of leases
+//	         that it ends, the grant has told what there is
 //	prepare  the leader of the lock's term puts effects and locks into the log, with all participants (T1, T2)
 //	report   once committed, the prepare is a fact of the report's interval (P2)
 //	apply    once ordered, it is in the position of every replica: prepared (D1)
@@ -34,7 +35,7 @@ type Lock struct {
 	Term    uint64              // if not 0: only a leader of that term may grant (L5)
 	Now     bool                // refused with LockBusy rather than made to wait for another attempt (T5)
 	// Reply is called exactly once and must not block, when the locks are granted or never will be.
-	Reply func(regionpb.LockID, error)
+	Reply func(regionpb.LockGrant, error)
 }
 
 // Prepare asks the leader that granted a lock to prepare the attempt.
@@ -57,7 +58,7 @@ type txnRequest struct {
 func (q *txnRequest) refuse(err *regionpb.Error) {
 	switch {
 	case q.lock != nil:
-		q.lock.Reply(regionpb.LockID{}, err)
+		q.lock.Reply(regionpb.LockGrant{}, err)
 	case q.prepare != nil:
 		q.prepare.Reply(0, err)
 	}
@@ -115,7 +116,7 @@ func (r *Replica) enqueue(q txnRequest) {
 // not lead any more.
 func (r *Replica) refuseTxns(err *regionpb.Error) {
 	for _, w := range r.locks.end() {
-		w.reply(regionpb.LockID{}, err)
+		w.reply(regionpb.LockGrant{}, err)
 	}
 	txns := r.txns
 	r.txns = nil
@@ -135,7 +136,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 	r.beginEvaluation()
 	late, orphans := r.locks.tick(ticks, &r.lim)
 	for _, l := range late {
-		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
+		l.reply(regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 	for _, id := range orphans {
 		if r.cfg.Abort != nil {
@@ -168,12 +169,12 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 		r.txns = append(r.txns, txnRequest{prepare: p}) // no room in flight, or the role is about to change
 	}
 	// Keys of which the bytes alone are more than a prepare may have need not all be looked up.
-	withKeys := func(spans []regionpb.LockSpan) ([]regionpb.LockSpan, bool) {
+	withKeys := func(spans []regionpb.LockSpan) ([]regionpb.LockSpan, []regionpb.Attachment, bool) {
 		return r.ev.withKeys(spans, r.lim.PrepareBytesMax)
 	}
 	granted, refused := r.locks.grant(grantRules{withKeys: withKeys, inFlight: r.inFlight, goesFirst: r.goesFirst, anyAge: r.cfg.Mutants.LocksAnyAge})
 	for _, l := range refused {
-		l.reply(regionpb.LockID{}, regionpb.ErrorOf(l.refused))
+		l.reply(regionpb.LockGrant{}, regionpb.ErrorOf(l.refused))
 	}
 	for _, l := range granted {
 		for i := range l.spans {
@@ -181,7 +182,7 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 				r.ev.leases.revokeToken(l.spans[i].Lease)
 			}
 		}
-		l.reply(l.id, nil)
+		l.reply(r.granted(l), nil)
 		l.reply = nil
 	}
 	if r.ev.err != nil {
@@ -191,28 +192,28 @@ func (r *Replica) serveTxns(h raftstore.Handle, ticks int) {
 
 func (r *Replica) takeLock(q *Lock) {
 	if q.Term != 0 && q.Term != r.role.Term {
-		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LeaseTermOver))
+		q.Reply(regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LeaseTermOver))
 		return
 	}
 	for i := range q.Spans {
 		if q.Spans[i].Lease == 0 && !r.pos.Descriptor.Span.Covers(q.Spans[i].Span) {
 			d := r.pos.Descriptor
-			q.Reply(regionpb.LockID{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
+			q.Reply(regionpb.LockGrant{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 			return
 		}
 	}
 	if r.locks.len() >= r.lim.LocksMax {
-		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.TooManyRequests))
+		q.Reply(regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.TooManyRequests))
 		return
 	}
 	if !r.locks.request(&lock{attempt: q.Attempt, age: q.Age, owner: q.Owner, since: r.clock, spans: q.Spans, now: q.Now, reply: q.Reply}) {
-		q.Reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
+		q.Reply(regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 }
 
 func (r *Replica) takeRelease(attempt pdpb.AttemptID) {
 	if l := r.locks.cancel(attempt); l != nil {
-		l.reply(regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockLost))
+		l.reply(regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LockLost))
 	}
 	// Whoever is not the owner frees nothing (A3), and what is in the log ends by a decision only.
 	if l := r.locks.find(attempt); l != nil && l.state == lockGranted {
@@ -298,7 +299,7 @@ func (r *Replica) blocked(w *Write) bool {
 	}
 	if w.Lease != nil && w.Lease.Op == regionpb.LeaseRevoke {
 		// Which keys it deletes may change while it waits.
-		spans, _ = r.ev.withKeys(spans, math.MaxInt)
+		spans, _, _ = r.ev.withKeys(spans, math.MaxInt)
 	}
 	return r.locks.inFront(spans, r.waitersBefore(w))
 }

@@ -20,7 +20,7 @@ func TestRefusedPrepareFreesItsLock(t *testing.T) {
 		t.Helper()
 		var id regionpb.LockID
 		h.r.Lock(&Lock{Attempt: attempt, Age: attempt, Owner: 1, Spans: []regionpb.LockSpan{{Span: mvcc.Key([]byte(key)), Exclusive: true}},
-			Reply: func(l regionpb.LockID, err error) { id, refused = l, err }})
+			Reply: func(l regionpb.LockGrant, err error) { id, refused = l.ID, err }})
 		h.work()
 		if refused != nil {
 			t.Fatalf("no lock of %s: %v", key, refused)

@@ -189,12 +189,12 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "lock":
 		id := pdpb.AttemptID(arg(d, "attempt", 1))
 		spans := []regionpb.LockSpan{{Lease: int64(arg(d, "lease", 5)), Exclusive: !has(d, "shared")}}
-		h.r.Lock(&Lock{Attempt: id, Age: id, Owner: 1, Spans: spans, Reply: func(l regionpb.LockID, err error) {
+		h.r.Lock(&Lock{Attempt: id, Age: id, Owner: 1, Spans: spans, Reply: func(l regionpb.LockGrant, err error) {
 			if err != nil {
 				s.printf("  lock of t%d: %v\n", id, err)
 			} else {
-				s.lock = l
-				s.printf("  t%d has its lock\n", id)
+				s.lock = l.ID
+				s.printf("  t%d has its lock%s\n", id, grantText(&l))
 			}
 		}})
 		h.work()
@@ -552,4 +552,18 @@ func answerLine(resp *pb.TxnResponse) string {
 		}
 	}
 	return b.String()
+}
+
+// grantText is what a grant says of the leases that are to be ended.
+func grantText(g *regionpb.LockGrant) (s string) {
+	if !g.Whole {
+		return ""
+	}
+	for _, l := range g.Records {
+		s += fmt.Sprintf(" lease %d: %v", l.ID, l.Record)
+	}
+	for _, k := range g.Attached {
+		s += fmt.Sprintf(" %s of %d", k.Key, k.Lease)
+	}
+	return ", whole:" + s
 }

@@ -44,8 +44,8 @@ type grantingStores struct {
 	released int
 }
 
-func (s *grantingStores) Lock(context.Context, pdpb.Descriptor, *regionpb.LockRequest) (regionpb.LockID, error) {
-	return regionpb.LockID{Term: 1, Seq: 1}, nil
+func (s *grantingStores) Lock(context.Context, pdpb.Descriptor, *regionpb.LockRequest) (regionpb.LockGrant, error) {
+	return regionpb.LockGrant{ID: regionpb.LockID{Term: 1, Seq: 1}}, nil
 }
 func (s *grantingStores) Release(pdpb.Descriptor, *regionpb.ReleaseRequest) { s.released++ }
 
@@ -96,14 +96,14 @@ type busyStores struct {
 	asks []string
 }
 
-func (s *busyStores) Lock(_ context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error) {
+func (s *busyStores) Lock(_ context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockGrant, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asks = append(s.asks, fmt.Sprintf("%d/%d now=%v age=%d", d.ID, req.Attempt, req.Now, req.Age))
 	if req.Now && d.ID == 2 {
-		return regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy)
+		return regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LockBusy)
 	}
-	return regionpb.LockID{Term: 1, Seq: 1}, nil
+	return regionpb.LockGrant{ID: regionpb.LockID{Term: 1, Seq: 1}}, nil
 }
 
 func (s *busyStores) Release(pdpb.Descriptor, *regionpb.ReleaseRequest) {
@@ -152,16 +152,16 @@ func (s *leaderlessStores) event(attempt pdpb.AttemptID, format string, args ...
 	}
 }
 
-func (s *leaderlessStores) Lock(_ context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error) {
+func (s *leaderlessStores) Lock(_ context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockGrant, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.ID == 2 && s.without > 0 {
 		s.without--
 		s.event(req.Attempt, "no leader")
-		return regionpb.LockID{}, regionpb.ErrorOf(regionpb.NotLeader)
+		return regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.NotLeader)
 	}
 	s.event(req.Attempt, "lock %d", d.ID)
-	return regionpb.LockID{Term: 1, Seq: 1}, nil
+	return regionpb.LockGrant{ID: regionpb.LockID{Term: 1, Seq: 1}}, nil
 }
 
 func (s *leaderlessStores) Release(d pdpb.Descriptor, req *regionpb.ReleaseRequest) {
@@ -193,7 +193,7 @@ type slowStores struct {
 	asking int
 }
 
-func (s *slowStores) Lock(ctx context.Context, _ pdpb.Descriptor, _ *regionpb.LockRequest) (regionpb.LockID, error) {
+func (s *slowStores) Lock(ctx context.Context, _ pdpb.Descriptor, _ *regionpb.LockRequest) (regionpb.LockGrant, error) {
 	s.mu.Lock()
 	s.asking++
 	s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *slowStores) Lock(ctx context.Context, _ pdpb.Descriptor, _ *regionpb.Lo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asking--
-	return regionpb.LockID{}, ctx.Err()
+	return regionpb.LockGrant{}, ctx.Err()
 }
 
 func (s *slowStores) Release(pdpb.Descriptor, *regionpb.ReleaseRequest) {

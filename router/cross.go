@@ -34,6 +34,13 @@ type job interface {
 	between(ctx context.Context) (news bool, err error)
 }
 
+// grantsJob is a job that can do with what the regions said when they granted their locks.
+type grantsJob interface {
+	// granted decides as evaluate does; false when that is not known. An outcome without effects and records
+	// would need a read point.
+	granted(parts []participant, grants []regionpb.LockGrant) (out outcome, known bool, err error)
+}
+
 // outcome is what evaluation came to.
 type outcome struct {
 	effects []regionpb.Effect // in the order in which they are events (R1)
@@ -229,15 +236,16 @@ func (r *Router) attempts(ctx context.Context, j job) (*pb.TxnResponse, error) {
 
 // attempt drives one coordinator with real calls.
 type attempt struct {
-	r     *Router
-	job   job
-	eager bool
-	id    pdpb.AttemptID
-	parts []participant
-	c     *txn.Coordinator
-	out   outcome
-	work  []work // of each participant, once evaluated
-	again bool   // it is certainly not executed, and a further attempt may fare better
+	r      *Router
+	job    job
+	eager  bool
+	id     pdpb.AttemptID
+	parts  []participant
+	c      *txn.Coordinator
+	grants []regionpb.LockGrant // of each participant, once locked
+	out    outcome
+	work   []work // of each participant, once evaluated
+	again  bool   // it is certainly not executed, and a further attempt may fare better
 }
 
 // work is a participant's part of the effects, with their places among all.
@@ -250,7 +258,7 @@ type work struct {
 type reply struct {
 	kind txn.Kind
 	part int
-	lock regionpb.LockID
+	lock regionpb.LockGrant
 	rev  mvcc.Revision
 	err  error
 }
@@ -269,6 +277,7 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 	if age == 0 {
 		age = a.id
 	}
+	a.grants = make([]regionpb.LockGrant, len(a.parts))
 	a.c = txn.New(len(a.parts), a.eager && len(a.parts) > 1)
 	// Calls that nobody waits for any more end with pctx; they have ended when run returns.
 	pctx, cancel := context.WithCancel(ctx)
@@ -288,7 +297,8 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 			case p := <-replies:
 				open--
 				if p.kind == txn.Lock {
-					todo = a.c.Locked(p.part, p.lock, p.err)
+					a.grants[p.part] = p.lock
+					todo = a.c.Locked(p.part, p.lock.ID, p.err)
 				} else {
 					todo = a.c.Prepared(p.part, p.rev, p.err)
 				}
@@ -305,16 +315,17 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 			if a.c.Eager() {
 				open++
 				go func() {
-					id, err := a.lock(pctx, do.Part, age)
-					replies <- reply{kind: txn.Lock, part: do.Part, lock: id, err: err}
+					g, err := a.lock(pctx, do.Part, age)
+					replies <- reply{kind: txn.Lock, part: do.Part, lock: g, err: err}
 				}()
 				break
 			}
-			id, err := a.lock(ctx, do.Part, age)
+			g, err := a.lock(ctx, do.Part, age)
+			a.grants[do.Part] = g
 			if err != nil && ctx.Err() != nil {
 				next = a.c.GiveUp(ctx.Err())
 			} else {
-				next = a.c.Locked(do.Part, id, err)
+				next = a.c.Locked(do.Part, g.ID, err)
 			}
 		case txn.Evaluate:
 			next = a.c.Evaluated(a.evaluate(ctx))
@@ -351,22 +362,22 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 // lock asks a region for its locks, again while it has no leader, if it is the first: a grant binds
 // nobody until it is used, so that asking twice does no harm. What other regions have granted is not
 // kept from others meanwhile: there the attempt ends, and the next one comes after a pause.
-func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockID, error) {
+func (a *attempt) lock(ctx context.Context, part int, age pdpb.AttemptID) (regionpb.LockGrant, error) {
 	p := &a.parts[part]
 	req := &regionpb.LockRequest{Region: p.region.ID, Epoch: p.region.Epoch, Attempt: a.id, Age: age, Locks: p.locks, Term: p.term, Now: a.c.Eager()}
 	for b := a.r.backoff(); ; {
-		id, err := a.r.stores.Lock(ctx, p.region, req)
+		g, err := a.r.stores.Lock(ctx, p.region, req)
 		if err == nil || (codeOf(err) != regionpb.NotLeader && !errors.Is(err, ErrNotSent)) {
-			return id, err
+			return g, err
 		}
 		if req.Now {
-			return id, regionpb.ErrorOf(regionpb.LockBusy)
+			return g, regionpb.ErrorOf(regionpb.LockBusy)
 		}
 		if part > 0 {
-			return id, err
+			return g, err
 		}
 		if werr := b.wait(ctx); werr != nil {
-			return id, werr
+			return g, werr
 		}
 	}
 }
@@ -384,12 +395,19 @@ func (a *attempt) abort(ctx context.Context) (mvcc.Revision, error) {
 	}
 }
 
-// evaluate runs the transaction at a read point that was asked for after the last grant.
+// evaluate runs the transaction at a read point that was asked for after the last grant, unless the grants
+// say all that it has to know.
 func (a *attempt) evaluate(ctx context.Context) (writes []bool, err error) {
-	err = a.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
-		a.out, err = a.job.evaluate(ctx, p, a.parts)
-		return err
-	})
+	known := false
+	if j, ok := a.job.(grantsJob); ok {
+		a.out, known, err = j.granted(a.parts, a.grants)
+	}
+	if !known && err == nil {
+		err = a.r.at(ctx, false, nil, func(ctx context.Context, p point) (err error) {
+			a.out, err = a.job.evaluate(ctx, p, a.parts)
+			return err
+		})
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -2,11 +2,13 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"braid/mvcc"
 	"braid/pd/pdpb"
 	"braid/region/regionpb"
 )
@@ -52,5 +54,56 @@ func TestEndReadsNoMoreThanFits(t *testing.T) {
 	}
 	if j.leases[0].Grant != 1 {
 		t.Errorf("the end is of grant %d", j.leases[0].Grant)
+	}
+}
+
+// TestGranted: what the grants say is enough to end leases, unless one does not say all; a lease of another
+// grant is passed over with its keys (L7), and one that has registered elsewhere needs more locks.
+func TestGranted(t *testing.T) {
+	low, high := pdpb.Descriptor{ID: 1, Span: mvcc.Span{End: []byte("m")}}, pdpb.Descriptor{ID: 2, Span: mvcc.Span{Start: []byte("m")}}
+	homes := func(d pdpb.Descriptor, n int) (ids []int64) {
+		for id := int64(1); len(ids) < n; id++ {
+			if d.Span.Contains(regionpb.LeasePlace(id)) {
+				ids = append(ids, id)
+			}
+		}
+		return ids
+	}
+	ids := homes(low, 3) // recorded in the low region, with keys in both
+	locks := []regionpb.LockSpan{{Lease: ids[0], Exclusive: true}, {Lease: ids[1], Exclusive: true}, {Lease: ids[2], Exclusive: true}}
+	parts := []participant{{region: low, locks: locks}, {region: high, locks: locks}}
+	record := func(i int, grant uint64, spans ...mvcc.Span) regionpb.Lease {
+		return regionpb.Lease{ID: ids[i], Record: &regionpb.LeaseRecord{Grant: grant, TTL: 60, Spans: spans}}
+	}
+	grants := func() []regionpb.LockGrant {
+		return []regionpb.LockGrant{
+			{Whole: true, Records: []regionpb.Lease{record(1, 11, high.Span), record(0, 10, high.Span), record(2, 99)},
+				Attached: []regionpb.Attachment{{Lease: ids[1], Key: []byte("b")}, {Lease: ids[2], Key: []byte("c")}, {Lease: ids[0], Key: []byte("a")}}},
+			{Whole: true, Attached: []regionpb.Attachment{{Lease: ids[0], Key: []byte("z")}, {Lease: ids[1], Key: []byte("y")}}},
+		}
+	}
+	job := func() *revokeJob {
+		return &revokeJob{leases: []regionpb.LeaseLeft{{ID: ids[0], Grant: 10}, {ID: ids[1], Grant: 11}, {ID: ids[2], Grant: 12}}}
+	}
+	out, known, err := job().granted(parts, grants())
+	var keys string
+	for _, f := range out.effects {
+		keys += string(f.Key)
+	}
+	if !known || err != nil || keys != "abyz" || len(out.records[0]) != 2 || len(out.records[1]) != 2 {
+		t.Errorf("%v %v: keys %s, records %v", known, err, keys, out.records)
+	}
+	part := grants()
+	part[1].Whole = false
+	if _, known, err := job().granted(parts, part); known || err != nil {
+		t.Errorf("a grant that does not say all is enough: %v", err)
+	}
+	if _, known, err := job().granted(parts[:1], grants()[:1]); !known || !errors.Is(err, errAgain) {
+		t.Errorf("keys in a region that is not locked: %v %v", known, err)
+	}
+	gone := grants()
+	gone[0].Records = gone[0].Records[2:]
+	if _, _, err := job().granted(parts, gone); codeOf(err) != regionpb.LeaseNotFound {
+		t.Errorf("all have ended: %v", err)
 	}
 }

@@ -82,12 +82,12 @@ func (r *Router) attachable(ctx context.Context, p point, span mvcc.Span, lease 
 
 // revokeJob ends leases whose keys lie in several regions, all at one revision: each is locked
 // exclusively where its record is and wherever keys may be attached to it, which locks its keys as
-// well; then the records are read (L2). They had been read before, to know whom to lock, in the order
+// well; then the records are looked at (L2). They had been read before, to know whom to lock, in the order
 // of keys like everything else (T5), unless the caller knew; if that has changed, the attempt is repeated.
 //
 // Several are ended together only when their time is up: what an attempt costs hardly depends on what
-// it carries, and leases often end together. All that is read of them is read with one question to each
-// region.
+// it carries, and leases often end together. What there is of them in a region comes with its grant; where
+// that is too much, it is read with one question to each region.
 //
 // Whom it ends is settled by the first look: a lease that was granted anew since is another one, and is
 // passed over like one that has ended (L7).
@@ -109,6 +109,11 @@ func (j *revokeJob) records(ctx context.Context, p point) (map[int64]*regionpb.L
 	if err != nil {
 		return nil, err
 	}
+	return j.meant(records), nil
+}
+
+// meant leaves of records those of the leases that are meant.
+func (j *revokeJob) meant(records map[int64]*regionpb.LeaseRecord) map[int64]*regionpb.LeaseRecord {
 	for i := range j.leases {
 		if l := &j.leases[i]; l.Means(records[l.ID]) {
 			l.Grant = records[l.ID].Grant
@@ -116,7 +121,7 @@ func (j *revokeJob) records(ctx context.Context, p point) (map[int64]*regionpb.L
 			delete(records, l.ID)
 		}
 	}
-	return records, nil
+	return records
 }
 
 func (j *revokeJob) participants(ctx context.Context, regions []pdpb.Descriptor) ([]participant, error) {
@@ -185,6 +190,69 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 	if err != nil {
 		return outcome{}, err
 	}
+	out, ids, err := j.end(parts, records)
+	if err != nil {
+		return outcome{}, err
+	}
+	out.rev = p.rev
+	for i := range parts {
+		// As of now, not of the point: the keys are locked, so it is the same, and nobody has to walk
+		// through what others have written since.
+		size := 0
+		if err := j.r.attached(ctx, p, parts[i].region.Span, ids[i], func(lease int64, key []byte) error {
+			if size += out.detach(lease, key); size > j.r.opts.PartBytesMax {
+				return regionpb.ErrorOf(regionpb.TooLarge) // there is no use in reading the rest
+			}
+			return nil
+		}); err != nil {
+			return outcome{}, err
+		}
+	}
+	out.inOrder()
+	return out, nil
+}
+
+// granted does the same with what the grants say, so that nothing is read again.
+func (j *revokeJob) granted(parts []participant, grants []regionpb.LockGrant) (outcome, bool, error) {
+	found := make(map[int64]*regionpb.LeaseRecord, len(j.leases))
+	for i := range grants {
+		if !grants[i].Whole {
+			return outcome{}, false, nil
+		}
+		for _, l := range grants[i].Records {
+			found[l.ID] = l.Record
+		}
+	}
+	records := j.meant(found)
+	out, _, err := j.end(parts, records)
+	if err != nil {
+		return outcome{}, true, err
+	}
+	for i := range grants {
+		for _, k := range grants[i].Attached {
+			if records[k.Lease] != nil {
+				out.detach(k.Lease, k.Key)
+			}
+		}
+	}
+	out.inOrder()
+	return out, true, nil
+}
+
+// detach adds the deletion of a key of a lease, and returns its size.
+func (o *outcome) detach(lease int64, key []byte) int {
+	f := regionpb.Effect{Key: key, Delete: true, Detach: lease}
+	o.effects = append(o.effects, f)
+	return f.Size()
+}
+
+// inOrder makes deletions the events of their revision in the order of keys.
+func (o *outcome) inOrder() {
+	slices.SortFunc(o.effects, func(a, b regionpb.Effect) int { return bytes.Compare(a.Key, b.Key) })
+}
+
+// end is the outcome but for the keys, and by participant the leases whose keys go.
+func (j *revokeJob) end(parts []participant, records map[int64]*regionpb.LeaseRecord) (out outcome, ids [][]int64, err error) {
 	locked := make([]map[int64]bool, len(parts))
 	for i := range parts {
 		locked[i] = make(map[int64]bool, len(parts[i].locks))
@@ -195,24 +263,24 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 	for _, l := range j.leases {
 		if records[l.ID] != nil {
 			if err := coversLease(parts, locked, l.ID, records[l.ID]); err != nil {
-				return outcome{}, err
+				return outcome{}, nil, err
 			}
 		}
 	}
 	if len(records) == 0 {
-		return outcome{}, regionpb.ErrorOf(regionpb.LeaseNotFound)
+		return outcome{}, nil, regionpb.ErrorOf(regionpb.LeaseNotFound)
 	}
-	out := outcome{rev: p.rev, records: make([][]regionpb.RecordEffect, len(parts)), fill: func(rev mvcc.Revision) *pb.TxnResponse {
+	out = outcome{records: make([][]regionpb.RecordEffect, len(parts)), fill: func(rev mvcc.Revision) *pb.TxnResponse {
 		return &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: int64(rev)}}
 	}}
+	ids = make([][]int64, len(parts))
 	for i := range parts {
 		d := &parts[i].region
-		var ids []int64
 		for _, l := range parts[i].locks {
 			if records[l.Lease] == nil {
 				continue // it has ended
 			}
-			ids = append(ids, l.Lease)
+			ids[i] = append(ids[i], l.Lease)
 			k := regionpb.RegisteredKey(d.Span.Start, l.Lease)
 			if d.Span.Contains(regionpb.LeasePlace(l.Lease)) {
 				k = regionpb.LeaseKey(l.Lease)
@@ -221,22 +289,8 @@ func (j *revokeJob) evaluate(ctx context.Context, p point, parts []participant) 
 		}
 		// Neighbours one after the other, which is the quickest way to write them.
 		slices.SortFunc(out.records[i], func(a, b regionpb.RecordEffect) int { return a.Key.Compare(b.Key) })
-		// As of now, not of the point: the keys are locked, so it is the same, and nobody has to walk
-		// through what others have written since.
-		size := 0
-		if err := j.r.attached(ctx, p, d.Span, ids, func(lease int64, key []byte) error {
-			f := regionpb.Effect{Key: key, Delete: true, Detach: lease}
-			if size += f.Size(); size > j.r.opts.PartBytesMax {
-				return regionpb.ErrorOf(regionpb.TooLarge) // there is no use in reading the rest
-			}
-			out.effects = append(out.effects, f)
-			return nil
-		}); err != nil {
-			return outcome{}, err
-		}
 	}
-	slices.SortFunc(out.effects, func(a, b regionpb.Effect) int { return bytes.Compare(a.Key, b.Key) })
-	return out, nil
+	return out, ids, nil
 }
 
 // coversLease says whether a lease is locked wherever its keys may be.

@@ -90,7 +90,7 @@ type Stores interface {
 	// be kept after that.
 	Write(ctx context.Context, expired <-chan struct{}, region pdpb.Descriptor, req *regionpb.WriteRequest) (*pb.TxnResponse, error)
 	// Lock asks a region's leader for an attempt's locks, and waits for the grant.
-	Lock(ctx context.Context, region pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error)
+	Lock(ctx context.Context, region pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockGrant, error)
 	// Prepare asks the leader that granted a lock to prepare, and waits for the decision: the
 	// revision of the commit, or an error that says what is known. The request may be kept.
 	Prepare(ctx context.Context, region pdpb.Descriptor, req *regionpb.PrepareRequest) (mvcc.Revision, error)

@@ -245,10 +245,14 @@ func TestTxnRPCRoundTrip(t *testing.T) {
 		t.Errorf("%+v came back as %+v, %v", l, got, err)
 	}
 	id := LockID{Term: 7, Seq: 1 << 50}
-	if got, err := DecodeLockResponse(AppendLockResponse(nil, id, nil)); err != nil || got != id {
-		t.Errorf("%+v came back as %+v, %v", id, got, err)
+	for _, g := range []*LockGrant{{ID: id}, {ID: id, Whole: true}, {ID: id, Whole: true,
+		Records:  []Lease{{ID: -3, Record: &LeaseRecord{Grant: 8, TTL: 9, Spans: []mvcc.Span{{Start: []byte("b")}}}}, {ID: 4, Record: &LeaseRecord{}}},
+		Attached: []Attachment{{Lease: -3, Key: []byte("k")}, {Lease: 4, Key: []byte("l")}}}} {
+		if got, err := DecodeLockResponse(AppendLockResponse(nil, g, nil)); err != nil || !reflect.DeepEqual(&got, g) {
+			t.Errorf("%+v came back as %+v, %v", g, got, err)
+		}
 	}
-	if _, err := DecodeLockResponse(AppendLockResponse(nil, id, ErrorOf(NotLeader))); !errors.Is(err, ErrorOf(NotLeader)) {
+	if _, err := DecodeLockResponse(AppendLockResponse(nil, nil, ErrorOf(NotLeader))); !errors.Is(err, ErrorOf(NotLeader)) {
 		t.Errorf("%v", err)
 	}
 	p := &PrepareRequest{Region: 9, Attempt: x.Attempt, Lock: id, Participants: x.Participants, Effects: x.Effects, Subs: x.Subs, Records: x.Records}

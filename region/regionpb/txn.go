@@ -183,6 +183,23 @@ type LockID struct {
 	Seq  uint64
 }
 
+// LockGrant is the answer to a LockRequest.
+type LockGrant struct {
+	ID LockID
+	// Whole: the lock is of leases that are to be ended, and what follows is all that there is of them in the
+	// region. It stays so while the lock is held. Without it, as when it is too much for an answer, it has
+	// to be read.
+	Whole    bool
+	Records  []Lease      // those of the leases that are recorded there
+	Attached []Attachment // the keys that are attached to the leases there
+}
+
+// Attachment is a key that is attached to a lease.
+type Attachment struct {
+	Lease int64
+	Key   []byte
+}
+
 // PrepareRequest asks the leader that holds the attempt's lock to prepare it.
 type PrepareRequest struct {
 	Region       RegionID
@@ -221,26 +238,56 @@ func DecodeLockRequest(data []byte) (*LockRequest, error) {
 	return r, d.done()
 }
 
-// AppendLockResponse appends the answer to a lock request: id, or err when it is not nil.
-func AppendLockResponse(b []byte, id LockID, err error) []byte {
-	b = append(b, rpcV1)
+// AppendLockResponse appends the answer to a lock request: g, or err when it is not nil.
+func AppendLockResponse(b []byte, g *LockGrant, err error) []byte {
+	b = append(b, lockV2)
 	if err != nil {
 		return appendError(append(b, 1), err)
 	}
-	b = binary.AppendUvarint(append(b, 0), id.Term)
-	return binary.AppendUvarint(b, id.Seq)
+	b = binary.AppendUvarint(append(b, 0), g.ID.Term)
+	b = appendBool(binary.AppendUvarint(b, g.ID.Seq), g.Whole)
+	if !g.Whole {
+		return b
+	}
+	b = binary.AppendUvarint(b, uint64(len(g.Records)))
+	for i := range g.Records {
+		b = binary.AppendUvarint(b, zig(g.Records[i].ID))
+		b = appendBytes(b, g.Records[i].Record.Append(nil))
+	}
+	b = binary.AppendUvarint(b, uint64(len(g.Attached)))
+	for i := range g.Attached {
+		b = appendBytes(binary.AppendUvarint(b, zig(g.Attached[i].Lease)), g.Attached[i].Key)
+	}
+	return b
 }
 
+// lockV2: V1 said nothing of leases.
+const lockV2 = 2
+
 // DecodeLockResponse reads what AppendLockResponse wrote; an error of the region comes back as
-// *Error, damage as ErrCorrupt.
-func DecodeLockResponse(data []byte) (id LockID, err error) {
+// *Error, damage as ErrCorrupt. The result aliases data.
+func DecodeLockResponse(data []byte) (g LockGrant, err error) {
 	d := decoder{b: data}
-	d.version(rpcV1, "lock response")
+	d.version(lockV2, "lock response")
 	if failed := d.bool(); d.err == nil && failed {
-		return id, d.error()
+		return g, d.error()
 	}
-	id = LockID{Term: d.uvarint(), Seq: d.uvarint()}
-	return id, d.done()
+	g = LockGrant{ID: LockID{Term: d.uvarint(), Seq: d.uvarint()}, Whole: d.bool()}
+	if !g.Whole {
+		return g, d.done()
+	}
+	for n := d.count(2); n > 0; n-- {
+		id := d.varint()
+		rec, err := DecodeLeaseRecord(d.bytes())
+		if err != nil {
+			d.fail("record of a lease")
+		}
+		g.Records = append(g.Records, Lease{ID: id, Record: rec})
+	}
+	for n := d.count(2); n > 0; n-- {
+		g.Attached = append(g.Attached, Attachment{Lease: d.varint(), Key: d.bytes()})
+	}
+	return g, d.done()
 }
 
 // AppendPrepareRequest appends the encoding of r to b.

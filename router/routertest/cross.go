@@ -99,28 +99,28 @@ func (s *Store) end(id pdpb.AttemptID, rev mvcc.Revision) {
 }
 
 // Lock implements router.Stores.
-func (s *Store) Lock(ctx context.Context, _ pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error) {
+func (s *Store) Lock(ctx context.Context, _ pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockGrant, error) {
 	if err := s.fail(ctx, "lock"); err != nil {
-		return regionpb.LockID{}, err
+		return regionpb.LockGrant{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range req.Locks {
 		if err := s.region(req.Region, req.Epoch, l.Span); err != nil {
-			return regionpb.LockID{}, err
+			return regionpb.LockGrant{}, err
 		}
 	}
 	if req.Now && s.cross.conflict(req.Attempt, req.Locks) {
-		return regionpb.LockID{}, regionpb.ErrorOf(regionpb.LockBusy)
+		return regionpb.LockGrant{}, regionpb.ErrorOf(regionpb.LockBusy)
 	}
 	if err := s.cross.await(ctx, req.Attempt, req.Locks); err != nil {
-		return regionpb.LockID{}, err
+		return regionpb.LockGrant{}, err
 	}
 	if s.cross.held[req.Attempt] == nil {
 		s.cross.held[req.Attempt] = map[pdpb.RegionID][]regionpb.LockSpan{}
 	}
 	s.cross.held[req.Attempt][req.Region] = req.Locks
-	return regionpb.LockID{Term: 1, Seq: uint64(req.Attempt)}, nil
+	return regionpb.LockGrant{ID: regionpb.LockID{Term: 1, Seq: uint64(req.Attempt)}}, nil
 }
 
 // Release implements router.Stores.

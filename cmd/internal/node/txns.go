@@ -50,35 +50,35 @@ func (s *stores) toLeader(ctx context.Context, id pdpb.RegionID, leader raftid.S
 }
 
 // Lock implements router.Stores.
-func (s *stores) Lock(ctx context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockID, error) {
+func (s *stores) Lock(ctx context.Context, d pdpb.Descriptor, req *regionpb.LockRequest) (regionpb.LockGrant, error) {
 	h := s.node.regions.get(d.ID)
 	leader, here := s.leader(h, &d)
 	if !here {
 		data, err := s.toLeader(ctx, d.ID, leader, methodLock, regionpb.AppendLockRequest(nil, req))
 		if err != nil {
-			return regionpb.LockID{}, err
+			return regionpb.LockGrant{}, err
 		}
-		id, err := regionpb.DecodeLockResponse(data)
+		g, err := regionpb.DecodeLockResponse(data)
 		s.learn(d.ID, err)
-		return id, err
+		return g, err
 	}
 	type outcome struct {
-		id  regionpb.LockID
-		err error
+		grant regionpb.LockGrant
+		err   error
 	}
 	ch := make(chan outcome, 1)
-	lockHere(h.Replica, s.node.self, req, func(id regionpb.LockID, err error) { ch <- outcome{id, err} })
+	lockHere(h.Replica, s.node.self, req, func(g regionpb.LockGrant, err error) { ch <- outcome{g, err} })
 	select {
 	case o := <-ch:
-		return o.id, o.err
+		return o.grant, o.err
 	case <-ctx.Done():
-		return regionpb.LockID{}, ctx.Err()
+		return regionpb.LockGrant{}, ctx.Err()
 	}
 }
 
-func lockHere(r *region.Replica, owner raftid.StoreID, req *regionpb.LockRequest, reply func(regionpb.LockID, error)) {
+func lockHere(r *region.Replica, owner raftid.StoreID, req *regionpb.LockRequest, reply func(regionpb.LockGrant, error)) {
 	if d := r.Descriptor(); d.Epoch != req.Epoch {
-		reply(regionpb.LockID{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
+		reply(regionpb.LockGrant{}, &regionpb.Error{Code: regionpb.EpochMismatch, Descriptor: &d})
 		return
 	}
 	r.Lock(&region.Lock{Attempt: req.Attempt, Age: req.Age, Owner: owner, Spans: req.Locks, Term: req.Term, Now: req.Now, Reply: reply})
@@ -94,13 +94,13 @@ func (s *stores) serveLock(ctx context.Context, from raftid.StoreID, payload []b
 	}
 	h := s.node.regions.get(req.Region)
 	if h == nil {
-		reply(regionpb.AppendLockResponse(nil, regionpb.LockID{}, regionpb.ErrorOf(regionpb.RegionNotFound)), nil)
+		reply(regionpb.AppendLockResponse(nil, nil, regionpb.ErrorOf(regionpb.RegionNotFound)), nil)
 		return
 	}
 	stop := context.AfterFunc(ctx, func() { h.Release(req.Attempt) })
-	lockHere(h.Replica, from, req, func(id regionpb.LockID, err error) {
+	lockHere(h.Replica, from, req, func(g regionpb.LockGrant, err error) {
 		stop()
-		reply(regionpb.AppendLockResponse(nil, id, err), nil)
+		reply(regionpb.AppendLockResponse(nil, &g, err), nil)
 	})
 }
 

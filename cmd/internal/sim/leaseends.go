@@ -34,6 +34,7 @@ type leaseEnd struct {
 
 	attempt pdpb.AttemptID
 	parts   []endPart
+	grants  []regionpb.LockGrant // of each part, once locked
 	c       *txn.Coordinator
 	todo    []txn.Action
 	tries   int
@@ -145,7 +146,10 @@ func (c *checker) stepEnd(e *leaseEnd) {
 	switch do.Kind {
 	case txn.Evaluate:
 		e.todo = e.todo[1:]
-		c.readForEnd(e)
+		// What was granted says as much as what is read under the locks.
+		if c.w.chance(4) || !c.takeGrants(e) {
+			c.readForEnd(e)
+		}
 	case txn.AskAbort:
 		e.todo = e.todo[1:]
 		c.w.stores[e.store].oracle.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: e.attempt}, func(r order.EventResult, err error) {
@@ -218,14 +222,7 @@ func (c *checker) readEnd(e *leaseEnd) bool {
 				c.w.fail("record of lease %d: %v", id, err)
 				return false
 			}
-			// The first look settles who is meant.
-			l := &e.leases[slices.Index(e.ids, id)]
-			if l.Means(rec) {
-				e.records[id] = rec
-				if !c.w.mut.anyGrant {
-					l.Grant = rec.Grant
-				}
-			}
+			c.found(e, id, rec)
 		}
 	}
 	if e.c == nil {
@@ -257,6 +254,43 @@ func (c *checker) readEnd(e *leaseEnd) bool {
 			rest = rest[n:]
 		}
 	}
+	return true
+}
+
+// found takes the record of a lease. The first look settles who is meant.
+func (c *checker) found(e *leaseEnd, id int64, rec *regionpb.LeaseRecord) {
+	if l := &e.leases[slices.Index(e.ids, id)]; l.Means(rec) {
+		e.records[id] = rec
+		if !c.w.mut.anyGrant {
+			l.Grant = rec.Grant
+		}
+	}
+}
+
+// takeGrants goes on with what the grants say of the leases; false when they do not say all.
+func (c *checker) takeGrants(e *leaseEnd) bool {
+	if slices.ContainsFunc(e.grants, func(g regionpb.LockGrant) bool { return !g.Whole }) {
+		return false
+	}
+	e.records, e.keys = map[int64]*regionpb.LeaseRecord{}, map[leaseIn][][]byte{}
+	for _, id := range e.ids {
+		e.records[id] = nil
+	}
+	for i := range e.grants {
+		for _, l := range e.grants[i].Records {
+			c.found(e, l.ID, l.Record)
+		}
+	}
+	for i := range e.grants {
+		for _, k := range e.grants[i].Attached {
+			if e.records[k.Lease] != nil {
+				at := leaseIn{e.parts[i].region, k.Lease}
+				e.keys[at] = append(e.keys[at], k.Key)
+			}
+		}
+	}
+	c.w.stats.ByGrants++
+	c.haveRead(e)
 	return true
 }
 
@@ -299,6 +333,7 @@ func (c *checker) haveRead(e *leaseEnd) {
 		c.ended(e, nil)
 	case e.c == nil:
 		e.parts = c.partsOf(e)
+		e.grants = make([]regionpb.LockGrant, len(e.parts))
 		e.attempt = c.newAttempt()
 		e.c = c.coordinator(len(e.parts), c.w.chance(2))
 		e.todo = e.c.Start()
@@ -322,7 +357,7 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 	call := &txnCall{store: at.i}
 	switch do.Kind {
 	case txn.Lock:
-		end := func(id regionpb.LockID, err error) {
+		end := func(g regionpb.LockGrant, err error) {
 			c.calledBack(call)
 			switch {
 			case e.done:
@@ -330,10 +365,11 @@ func (c *checker) callEnd(e *leaseEnd, do txn.Action, at *store) {
 				e.tries++
 				e.todo = append(e.todo, do)
 			default:
-				e.todo = append(e.todo, e.c.Locked(do.Part, id, err)...)
+				e.grants[do.Part] = g
+				e.todo = append(e.todo, e.c.Locked(do.Part, g.ID, err)...)
 			}
 		}
-		call.fail = func(err error) { end(regionpb.LockID{}, err) }
+		call.fail = func(err error) { end(regionpb.LockGrant{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
 		l := &region.Lock{Attempt: e.attempt, Age: e.attempt, Owner: storeID(e.store), Now: e.c.Eager(), Reply: end}
 		for _, id := range p.ids {

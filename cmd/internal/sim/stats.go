@@ -20,7 +20,7 @@ type Stats struct {
 	Revisions                                                 int
 	Grants, Renewals, Revokes, Expiries                       int
 	Registrations, LeaseEnds, SpreadEnds, EndsTogether, Looks int
-	Confirms, Regrants                                        int
+	Confirms, Regrants, ByGrants                              int
 	// Slowest is how many steps anything took that had nothing to wait for but others (see progress).
 	Slowest int
 }
@@ -34,7 +34,7 @@ func (s *Stats) fields() []*int {
 		&s.Reads, &s.Served, &s.Serializable, &s.Compacted,
 		&s.Cuts, &s.Items, &s.Fences, &s.Compactions, &s.GCs, &s.Removed, &s.Txns, &s.Commits, &s.Aborts, &s.Revisions,
 		&s.Watches, &s.WatchEvents, &s.WatchMoves, &s.Histories, &s.WatchesCompacted, &s.ProgressAsked, &s.Progress,
-		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.EndsTogether, &s.Looks, &s.Confirms, &s.Regrants,
+		&s.Grants, &s.Renewals, &s.Revokes, &s.Expiries, &s.Registrations, &s.LeaseEnds, &s.SpreadEnds, &s.EndsTogether, &s.Looks, &s.Confirms, &s.Regrants, &s.ByGrants,
 	}
 }
 
@@ -46,7 +46,7 @@ var statNames = strings.Fields(`steps turns delivered lost duplicated
 	| reads served serializable compacted
 	| cuts items fences compactions collections removed txns commits aborts revisions
 	| watches events moves histories compacted progress-asked progress
-	| grants renewals revokes expiries registrations ends spread-ends ends-together looks confirms granted-anew`)
+	| grants renewals revokes expiries registrations ends spread-ends ends-together looks confirms granted-anew ends-by-grants`)
 
 // Add adds up.
 func (s *Stats) Add(o Stats) {

@@ -246,7 +246,7 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 	call := &txnCall{store: at.i}
 	switch do.Kind {
 	case txn.Lock:
-		end := func(id regionpb.LockID, err error) {
+		end := func(g regionpb.LockGrant, err error) {
 			c.calledBack(call)
 			switch {
 			case t.gone:
@@ -254,10 +254,10 @@ func (c *checker) callTxn(t *crossTxn, do txn.Action, at *store, r *region.Repli
 				t.tries++ // package router does so in the first region only
 				t.todo = append(t.todo, do)
 			default:
-				t.todo = append(t.todo, t.c.Locked(do.Part, id, err)...)
+				t.todo = append(t.todo, t.c.Locked(do.Part, g.ID, err)...)
 			}
 		}
-		call.fail = func(err error) { end(regionpb.LockID{}, err) }
+		call.fail = func(err error) { end(regionpb.LockGrant{}, err) }
 		c.txns.calls = append(c.txns.calls, call)
 		l := &region.Lock{Attempt: t.attempt, Age: t.age, Owner: storeID(t.store), Now: t.c.Eager(), Reply: end}
 		for _, i := range p.keys {
