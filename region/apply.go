@@ -2,6 +2,7 @@ package region
 
 import (
 	"fmt"
+	"slices"
 
 	"braid/mvcc"
 	"braid/pd/pdpb"
@@ -249,6 +250,9 @@ func (r *Replica) applyItem(h raftstore.Handle, batch mvcc.Batch, it *pdpb.Item,
 // putEffects writes one command's effects as the events of rev. subs are their places among these
 // events, nil when they are all of them in order (R1).
 func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, subs []int64, rev mvcc.Revision, track bool) error {
+	if r.cfg.Observer.Events != nil {
+		r.events = slices.Grow(r.events, len(effects))
+	}
 	for i := range effects {
 		f := &effects[i]
 		v := mvcc.Version{Key: f.Key, Mod: rev, Sub: int64(i)}
@@ -276,7 +280,11 @@ func (r *Replica) putEffects(batch mvcc.Batch, effects []regionpb.Effect, subs [
 		if err := batch.Put(&v); err != nil {
 			return fmt.Errorf("applying revision %d: %w", rev, err)
 		}
-		r.ev.recent.note(&v)
+		if f.Delete && f.Detach != 0 {
+			r.ev.recent.forget(f.Key) // many end with their leases, and few come again
+		} else {
+			r.ev.recent.note(&v)
+		}
 		if f.Detach != 0 {
 			if err := batch.Detach(f.Detach, f.Key); err != nil {
 				return fmt.Errorf("applying revision %d: %w", rev, err)

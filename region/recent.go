@@ -65,6 +65,13 @@ func (t recentTerm) note(v *mvcc.Version) {
 	t.table.versions.Add(string(v.Key), recentVersion{term: t.term, mod: v.Mod, create: v.Create, version: v.Version, lease: v.Lease})
 }
 
+// forget is note of a version that nobody is likely to ask for.
+func (t recentTerm) forget(key []byte) {
+	if t.table != nil && len(key) <= recentKeyMax {
+		t.table.versions.Remove(string(key))
+	}
+}
+
 // get returns what is known of a key, without its value; false when nothing is.
 func (t recentTerm) get(key []byte) (pending, bool) {
 	if t.table == nil {

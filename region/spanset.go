@@ -2,6 +2,7 @@ package region
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 
 	"braid/mvcc"
@@ -12,7 +13,7 @@ import (
 // keys are found by search, because the end of a lease locks each of its keys, of which there may be
 // many. Ranges are few: a transaction has at most as many as it has operations. It never changes.
 type spanSet struct {
-	leases map[int64]bool      // by id, whether exclusive
+	leases []regionpb.LockSpan // ascending
 	keys   []regionpb.LockSpan // single keys, ascending
 	ranges []regionpb.LockSpan
 }
@@ -22,15 +23,16 @@ func newSpanSet(spans []regionpb.LockSpan) spanSet {
 	for _, l := range spans {
 		switch {
 		case l.Lease != 0:
-			if s.leases == nil {
-				s.leases = map[int64]bool{}
-			}
-			s.leases[l.Lease] = s.leases[l.Lease] || l.Exclusive
+			s.leases = append(s.leases, l)
 		case singleKey(l.Span):
 			s.keys = append(s.keys, l)
 		default:
 			s.ranges = append(s.ranges, l)
 		}
+	}
+	byLease := func(a, b regionpb.LockSpan) int { return cmp.Compare(a.Lease, b.Lease) }
+	if !slices.IsSortedFunc(s.leases, byLease) {
+		slices.SortFunc(s.leases, byLease)
 	}
 	byKey := func(a, b regionpb.LockSpan) int { return bytes.Compare(a.Span.Start, b.Span.Start) }
 	if !slices.IsSortedFunc(s.keys, byKey) {
@@ -52,8 +54,13 @@ func (s *spanSet) conflicts(spans []regionpb.LockSpan) bool {
 
 func (s *spanSet) conflict(l regionpb.LockSpan) bool {
 	if l.Lease != 0 {
-		exclusive, ok := s.leases[l.Lease]
-		return ok && (exclusive || l.Exclusive)
+		i, _ := slices.BinarySearchFunc(s.leases, l.Lease, func(o regionpb.LockSpan, id int64) int { return cmp.Compare(o.Lease, id) })
+		for ; i < len(s.leases) && s.leases[i].Lease == l.Lease; i++ {
+			if l.Exclusive || s.leases[i].Exclusive {
+				return true
+			}
+		}
+		return false
 	}
 	i, _ := slices.BinarySearchFunc(s.keys, l.Span.Start, func(k regionpb.LockSpan, key []byte) int { return bytes.Compare(k.Span.Start, key) })
 	for ; i < len(s.keys) && (l.Span.End == nil || bytes.Compare(s.keys[i].Span.Start, l.Span.End) < 0); i++ {

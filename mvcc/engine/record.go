@@ -68,17 +68,23 @@ func (b *batch) Detach(lease int64, key []byte) error {
 }
 
 // SetRecord implements mvcc.Batch.
-func (b *batch) SetRecord(k mvcc.RecordKey, value []byte) (err error) {
+func (b *batch) SetRecord(k mvcc.RecordKey, value []byte) error {
 	if b.done {
 		return mvcc.ErrBatchDone
 	}
-	enc := appendRecordKey(nil, k)
+	n := 2 + len(k.At) + bytes.Count(k.At, []byte{escape}) + 2 + revisionLen
+	var op *pebble.DeferredBatchOp
 	if value == nil {
-		err = b.part(partRecords).Delete(enc, nil)
+		op = b.part(partRecords).DeleteDeferred(n)
 	} else {
-		err = b.part(partRecords).Set(enc, append([]byte{plain1}, value...), nil)
+		op = b.part(partRecords).SetDeferred(n, 1+len(value))
+		op.Value[0] = plain1
+		copy(op.Value[1:], value)
 	}
-	if err != nil {
+	if out := appendRecordKey(op.Key[:0], k); len(out) != n {
+		panic("engine: record key length")
+	}
+	if err := op.Finish(); err != nil {
 		return fmt.Errorf("engine: record %v: %w", k, err)
 	}
 	return nil
