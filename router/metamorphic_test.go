@@ -33,7 +33,7 @@ func splits(regions int) []string {
 }
 
 func fastOptions() router.Options {
-	return router.Options{RetryMin: time.Microsecond, RetryMax: time.Microsecond, CountWorkers: 3, ChunkBytes: 64, PageBytes: 200}
+	return router.Options{RequestTimeout: time.Hour, RetryMin: time.Microsecond, RetryMax: time.Microsecond, CountWorkers: 3, ChunkBytes: 64, PageBytes: 200}
 }
 
 // generator makes requests.
