@@ -227,6 +227,43 @@ func TestReleaseBehindRequest(t *testing.T) {
 	})
 }
 
+// hangingStores grant locks and never answer a prepare.
+type hangingStores struct{ grantingStores }
+
+func (*hangingStores) Prepare(ctx context.Context, _ pdpb.Descriptor, _ *regionpb.PrepareRequest) (mvcc.Revision, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+// abandonedOracle notes what is abandoned.
+type abandonedOracle struct {
+	splitOracle
+	abandoned []pdpb.AttemptID
+}
+
+func (o *abandonedOracle) Abandon(id pdpb.AttemptID) { o.abandoned = append(o.abandoned, id) }
+
+// writingJob puts a key in each of two regions.
+type writingJob struct{ twoParts }
+
+func (writingJob) evaluate(context.Context, point, []participant) (outcome, error) {
+	return outcome{effects: []regionpb.Effect{{Key: []byte("a")}, {Key: []byte("z")}}}, nil
+}
+
+// TestAbandoned: what a client left behind that gave up after the prepares does not stay locked until a
+// region misses the decision.
+func TestAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &abandonedOracle{}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := New(o, &hangingStores{}, Options{}).attempts(ctx, writingJob{})
+		if !errors.Is(err, context.DeadlineExceeded) || !slices.Equal(o.abandoned, []pdpb.AttemptID{1}) {
+			t.Errorf("%v, abandoned %v", err, o.abandoned)
+		}
+	})
+}
+
 // decidingStores are two regions: the second asks to be registered for a lease that does not exist.
 type decidingStores struct {
 	grantingStores

@@ -355,6 +355,9 @@ func (a *attempt) run(ctx context.Context, age pdpb.AttemptID, fresh bool) (*pb.
 		a.again = errors.Is(res.Err, errAgain)
 		return nil, res.Err
 	default:
+		// What is prepared would keep its locks until a region asks for itself (T6), much longer than
+		// clients wait. If all of it is prepared, the commit is on its way and comes before this.
+		r.oracle.Abandon(a.id)
 		return nil, unknown(res.Err)
 	}
 }

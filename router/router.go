@@ -75,6 +75,8 @@ type Oracle interface {
 	// Abort aborts an attempt unless it is decided, and says how it was decided: nil with the
 	// revision of the commit, or a *regionpb.Error with Aborted. Any other error leaves it open.
 	Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.Revision, error)
+	// Abandon has an attempt aborted unless it is decided. Nobody waits, and it may be lost.
+	Abandon(attempt pdpb.AttemptID)
 	// Regions returns the directory, sorted by start key and without gaps. The slice is an
 	// immutable snapshot.
 	Regions() []pdpb.Descriptor

@@ -91,6 +91,15 @@ func (s *Store) Abort(ctx context.Context, id pdpb.AttemptID) (mvcc.Revision, er
 	return 0, regionpb.ErrorOf(regionpb.Aborted)
 }
 
+// Abandon implements router.Oracle.
+func (s *Store) Abandon(id pdpb.AttemptID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.cross.ended[id]; !ok {
+		s.end(id, 0)
+	}
+}
+
 func (s *Store) end(id pdpb.AttemptID, rev mvcc.Revision) {
 	s.cross.ended[id] = rev
 	delete(s.cross.held, id)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
@@ -25,7 +26,8 @@ type multiOracle struct {
 	node     *Node
 	client   *order.Client
 	attempts attemptIDs
-	member   *pd.Replica // nil on nodes without one
+	abandons atomic.Int32 // questions of Abandon on their way
+	member   *pd.Replica  // nil on nodes without one
 	ticks    int
 }
 
@@ -60,7 +62,7 @@ func (n *Node) startMulti() error {
 	})
 	n.onClose(func(context.Context) error { client.Close(); return nil })
 	o := &multiOracle{node: n, client: client}
-	n.oracle, n.regions.order, n.regions.abandon = o, client, o.abandon
+	n.oracle, n.regions.order, n.regions.abandon = o, client, o.Abandon
 	n.net.Handle(transport.KindOrder, func(from raftid.StoreID, payload []byte) {
 		if err := client.HandleFrameBytes(from, payload); err != nil {
 			n.log.Warn("damaged order frame", zap.Stringer("from", from), zap.Error(err))

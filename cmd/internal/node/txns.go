@@ -231,9 +231,17 @@ func (o *multiOracle) Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.R
 	return rev, orderError(err)
 }
 
-// abandon asks pd to abort an attempt whose decision does not come (T6); the region repeats it.
-func (o *multiOracle) abandon(attempt pdpb.AttemptID) {
-	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(order.EventResult, error) {})
+// abandonsMax bounds the questions of Abandon on their way; one too many is dropped, and the regions ask.
+const abandonsMax = 256
+
+// Abandon implements router.Oracle, and is what regions ask when a decision does not come (T6); they
+// repeat it.
+func (o *multiOracle) Abandon(attempt pdpb.AttemptID) {
+	if o.abandons.Add(1) > abandonsMax {
+		o.abandons.Add(-1)
+		return
+	}
+	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(order.EventResult, error) { o.abandons.Add(-1) })
 }
 
 // errOneRegion says that a store of one region has no transactions over several.
@@ -241,6 +249,9 @@ var errOneRegion = errors.New("node: a single-group store has one region")
 
 // Attempt implements router.Oracle; it is never asked for.
 func (o *singleOracle) Attempt(context.Context, bool) (pdpb.AttemptID, error) { return 0, errOneRegion }
+
+// Abandon implements router.Oracle; it is never asked for.
+func (o *singleOracle) Abandon(pdpb.AttemptID) {}
 
 // Abort implements router.Oracle; it is never asked for.
 func (o *singleOracle) Abort(context.Context, pdpb.AttemptID) (mvcc.Revision, error) {
