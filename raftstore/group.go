@@ -48,6 +48,11 @@ type GroupConfig struct {
 	// alive and behind, because sending entries is cheaper than sending the state.
 	KeepEntries, KeepForFollowers int
 
+	// LazyCommit leaves it to heartbeats, and to appends of entries, to tell followers the commit
+	// index: for a machine that learns elsewhere what is committed (A6). An entry then takes half the
+	// messages.
+	LazyCommit bool
+
 	// AcquireSnapshot asks for the right to pin state for a follower, ReleaseSnapshot gives it
 	// back (the shell calls it). Nil: no bound beyond one for each group.
 	AcquireSnapshot func() bool
@@ -151,6 +156,7 @@ type Group struct {
 
 	heir succession
 
+	probing   bool // in this turn answers to heartbeats came, on which raft looks for what was lost
 	asleep    bool
 	idleTicks int
 	quieting  bool // a quiesce control is being stepped as a heartbeat: its answer is dropped
@@ -295,6 +301,7 @@ func (g *Group) Asleep() bool { return g.asleep }
 func (g *Group) Process(in *Input, out *Output) {
 	g.out = out
 	before := len(out.Messages)
+	g.probing = false
 	if g.campaign || in.Campaign {
 		g.campaign = false
 		g.startElection()
@@ -340,7 +347,7 @@ func (g *Group) Process(in *Input, out *Output) {
 	g.drain()
 	g.runMachine(in.Work || in.Detached)
 	g.quiesce(in.Ticks)
-	out.Messages = append(out.Messages[:before], withoutOvertaken(out.Messages[before:])...)
+	out.Messages = append(out.Messages[:before], withoutNeedless(out.Messages[before:], g.cfg.LazyCommit && !g.probing)...)
 	g.out = nil
 }
 
@@ -437,6 +444,9 @@ func (g *Group) step(m *raftpb.Message) {
 	}
 	if t == raftpb.MsgReadIndex && g.state == raft.StateLeader && g.committed < g.open && g.soleVoter() {
 		return // A13, for a learner's question; it asks again
+	}
+	if t == raftpb.MsgHeartbeatResp {
+		g.probing = true
 	}
 	g.wake()
 	if err := g.rn.Step(m); err != nil {

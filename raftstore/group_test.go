@@ -99,7 +99,7 @@ func (e *env) run(d *datadriven.TestData) {
 		n.toy.durable.Index, n.toy.durable.Term = arg("applied"), arg("term")
 		n.cfg = GroupConfig{
 			ID: 7, Replica: raftid.ReplicaID(id), Uninitialized: d.HasArg("uninit"), KeepEntries: -1, KeepForFollowers: -1,
-			QuiesceTicks: -1, Peers: storeOfReplica, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
+			QuiesceTicks: -1, LazyCommit: d.HasArg("lazy"), Peers: storeOfReplica, Mutants: &Mutants{NoUninitialisedVoters: d.HasArg("no-uninit-voters"), Forward: d.HasArg("forward"), EarlyAcknowledge: d.HasArg("early")},
 		}
 		if d.HasArg("keep") {
 			n.cfg.KeepEntries = int(arg("keep"))

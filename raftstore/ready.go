@@ -99,24 +99,26 @@ func (g *Group) send(m *raftpb.Message) {
 	g.out.Messages = append(g.out.Messages, m)
 }
 
-// withoutOvertaken leaves out the appends that only tell a commit index, where a later append of the
-// same turn to the same replica tells it too. Under load a group has its next entry ready when the
-// one before is committed, so this is every second append, and its answer.
-func withoutOvertaken(msgs []*raftpb.Message) []*raftpb.Message {
+// withoutNeedless leaves out the appends that only tell a commit index: where a later append of the
+// same turn to the same replica tells it too, which under load is every second append, because a group
+// has its next entry ready when the one before is committed; and all of them if lazy.
+//
+// An append without entries is also how raft finds out that others were lost. It may be lost itself,
+// so raft repeats it after each heartbeat that was answered, and then lazy must be false.
+func withoutNeedless(msgs []*raftpb.Message, lazy bool) []*raftpb.Message {
 	kept := msgs[:0]
 	for i, m := range msgs {
-		if !overtaken(m, msgs[i+1:]) {
-			kept = append(kept, m)
+		if m.GetType() == raftpb.MsgApp && len(m.GetEntries()) == 0 && (lazy || overtaken(m, msgs[i+1:])) {
+			continue
 		}
+		kept = append(kept, m)
 	}
 	clear(msgs[len(kept):])
 	return kept
 }
 
+// overtaken says whether a later append tells all that m tells, which has no entries.
 func overtaken(m *raftpb.Message, later []*raftpb.Message) bool {
-	if m.GetType() != raftpb.MsgApp || len(m.GetEntries()) > 0 {
-		return false
-	}
 	for _, l := range later {
 		// One that begins further on would be refused by a replica that lacks what m asks after.
 		if l.GetType() == raftpb.MsgApp && l.GetTo() == m.GetTo() && l.GetTerm() == m.GetTerm() &&

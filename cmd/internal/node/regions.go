@@ -185,7 +185,8 @@ func (r *regions) start(pos region.Position, uninitialized bool) error {
 			return 0, false
 		},
 		Uninitialized: uninitialized, ElectionTicks: n.cfg.ElectionTicks(), HeartbeatTicks: 1,
-		Full: n.wal.Full, Log: n.wal.Group(d.ID), Machine: h.Replica, Logger: n.raftLogger(d.ID),
+		LazyCommit: r.order != nil,
+		Full:       n.wal.Full, Log: n.wal.Group(d.ID), Machine: h.Replica, Logger: n.raftLogger(d.ID),
 	}); err != nil {
 		return err
 	}

@@ -263,7 +263,7 @@ func (s *store) startRegion(pos region.Position, uninitialized bool) error {
 			}
 			return 0, false
 		},
-		Uninitialized: uninitialized, Log: s.disk.Log(d.ID), Machine: g.replica,
+		Uninitialized: uninitialized, LazyCommit: s.client != nil, Log: s.disk.Log(d.ID), Machine: g.replica,
 	}); err != nil {
 		return err
 	}
