@@ -141,7 +141,7 @@ func TestBenchInterrupted(t *testing.T) {
 // interruptOnceItPuts waits until a load has put keys, and interrupts it.
 func interruptOnceItPuts(t *testing.T, ep string, cmd *exec.Cmd) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{ep}, Logger: zap.NewNop()})
 	if err != nil {

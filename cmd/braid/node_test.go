@@ -54,7 +54,7 @@ func (n *realNode) start(extra ...string) {
 	}
 	cmd := n.cmd
 	n.t.Cleanup(func() { _ = cmd.Process.Kill() }) // gone already when the test went well
-	watchdog := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 	defer watchdog.Stop()
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
@@ -83,7 +83,7 @@ func (n *realNode) kill() {
 // post calls the JSON mapping of the API.
 func (n *realNode) post(path, body string) string {
 	n.t.Helper()
-	c := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	c := &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	resp, err := c.Post(n.client+path, "application/json", strings.NewReader(body))
 	if err != nil {
 		n.t.Fatalf("%v\n%s", err, n.stderr)
