@@ -20,14 +20,14 @@ func (s *store) leases(node int) pb.LeaseClient { return pb.NewLeaseClient(s.con
 
 func (s *store) grant(id, ttl int64) {
 	s.t.Helper()
-	if _, err := s.leases(0).LeaseGrant(within(s.t, 20*time.Second), &pb.LeaseGrantRequest{ID: id, TTL: ttl}); err != nil {
+	if _, err := s.leases(0).LeaseGrant(within(s.t, time.Minute), &pb.LeaseGrantRequest{ID: id, TTL: ttl}); err != nil {
 		s.t.Fatalf("lease %d: %v", id, err)
 	}
 }
 
 // renew renews a lease once.
 func (s *store) renew(ctx context.Context, id int64) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	stream, err := s.leases(0).LeaseKeepAlive(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestLeaseOfManyKeys(t *testing.T) {
 	perLayout(t, func(t *testing.T, l layout) {
 		s := start(t, 3, l)
 		n := scaled(3000, 20_000)
-		const id, ttl = 7, 5
+		const id, ttl = 7, 15
 		s.grant(id, ttl)
 		renewing := make(chan struct{})
 		var owner sync.WaitGroup
@@ -150,7 +150,7 @@ func TestLeaseOfManyKeys(t *testing.T) {
 			t.Error(msg)
 		default:
 		}
-		info, err := s.leases(0).LeaseTimeToLive(within(t, 20*time.Second), &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
+		info, err := s.leases(0).LeaseTimeToLive(within(t, time.Minute), &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
 		if err != nil || info.TTL != -1 || len(info.Keys) != 0 {
 			t.Errorf("the lease that ended: %v %v", info, err)
 		}
@@ -170,7 +170,7 @@ func TestReattach(t *testing.T) {
 		s.grant(2, 60)
 		put := func(key string, lease int64) {
 			t.Helper()
-			if _, err := s.kv(1).Put(within(t, 20*time.Second), &pb.PutRequest{Key: []byte(key), Lease: lease}); err != nil {
+			if _, err := s.kv(1).Put(within(t, time.Minute), &pb.PutRequest{Key: []byte(key), Lease: lease}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -186,8 +186,8 @@ func TestReattach(t *testing.T) {
 			put(k, 1)
 			put(k, 2)
 		}
-		for end := time.Now().Add(30 * time.Second); ; pause(t, 100*time.Millisecond) {
-			r, err := s.leases(0).LeaseTimeToLive(within(t, 20*time.Second), &pb.LeaseTimeToLiveRequest{ID: 1})
+		for end := time.Now().Add(time.Minute); ; pause(t, 100*time.Millisecond) {
+			r, err := s.leases(0).LeaseTimeToLive(within(t, time.Minute), &pb.LeaseTimeToLiveRequest{ID: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +199,7 @@ func TestReattach(t *testing.T) {
 			}
 		}
 		lives("with its first lease")
-		info, err := s.leases(2).LeaseTimeToLive(within(t, 20*time.Second), &pb.LeaseTimeToLiveRequest{ID: 2, Keys: true})
+		info, err := s.leases(2).LeaseTimeToLive(within(t, time.Minute), &pb.LeaseTimeToLiveRequest{ID: 2, Keys: true})
 		if err != nil || len(info.Keys) != len(threeKeys) {
 			t.Fatalf("the second lease has %q: %v", info.GetKeys(), err)
 		}
@@ -211,16 +211,16 @@ func TestReattach(t *testing.T) {
 		for _, k := range threeKeys {
 			put(k, 0)
 		}
-		if _, err := s.leases(1).LeaseRevoke(within(t, 20*time.Second), &pb.LeaseRevokeRequest{ID: 2}); err != nil {
+		if _, err := s.leases(1).LeaseRevoke(within(t, time.Minute), &pb.LeaseRevokeRequest{ID: 2}); err != nil {
 			t.Fatal(err)
 		}
 		lives("with a lease it had left")
 		for _, k := range threeKeys {
-			_, err := s.kv(0).Put(within(t, 20*time.Second), &pb.PutRequest{Key: []byte(k), Lease: 999})
+			_, err := s.kv(0).Put(within(t, time.Minute), &pb.PutRequest{Key: []byte(k), Lease: 999})
 			if !refused(err, codes.NotFound, "etcdserver: requested lease not found") {
 				t.Errorf("put %s with no lease: %v", k, err)
 			}
-			_, err = s.kv(0).Put(within(t, 20*time.Second), &pb.PutRequest{Key: []byte(k + "2"), IgnoreLease: true})
+			_, err = s.kv(0).Put(within(t, time.Minute), &pb.PutRequest{Key: []byte(k + "2"), IgnoreLease: true})
 			if !refused(err, codes.InvalidArgument, "etcdserver: key not found") {
 				t.Errorf("put %s2 with the lease it has: %v", k, err)
 			}
@@ -254,7 +254,7 @@ func leaseStorm(t *testing.T, l layout, moves bool) {
 	until := make([]time.Time, n) // at least; the moment before the grant was asked for, and its time
 	key := func(i int) []byte { return fmt.Appendf(nil, "%s/lease/%06d", threeKeys[i%3], i) }
 	if err := inParallel(n, 128, func(i int) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		now := time.Now()
 		left := due.Sub(now).Round(time.Second) + time.Second
@@ -313,16 +313,16 @@ func leaseStorm(t *testing.T, l layout, moves bool) {
 	pause(t, time.Second)
 	load.end()
 	load.check(t)
-	quiet := load.p99(quietTo.Add(-time.Duration(scaled(2, 5))*time.Second), quietTo)
-	storm := load.p99(due, end)
-	t.Logf("the last key was gone %v after its time, %d revisions; p99 of puts %v, before %v", late, len(revs), storm, quiet)
+	quiet := load.took(quietTo.Add(-time.Duration(scaled(2, 5))*time.Second), quietTo)
+	storm := load.took(due, end)
+	t.Logf("the last key was gone %v after its time, %d revisions; puts took %v, before %v", late, len(revs), storm, quiet)
 	if late > bound(5*time.Second) {
 		t.Errorf("the last key was gone %v after its time", late)
 	}
 	if storm > bound(2*max(quiet, 5*time.Millisecond)) {
-		t.Errorf("p99 of puts is %v, it was %v", storm, quiet)
+		t.Errorf("puts take %v, it was %v", storm, quiet)
 	}
-	r, err := s.leases(2).LeaseLeases(within(t, 20*time.Second), &pb.LeaseLeasesRequest{})
+	r, err := s.leases(2).LeaseLeases(within(t, time.Minute), &pb.LeaseLeasesRequest{})
 	if err != nil || len(r.Leases) != 0 {
 		t.Errorf("%d leases are left: %v", len(r.GetLeases()), err)
 	}

@@ -1,7 +1,6 @@
 package cases
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -112,13 +111,13 @@ func (w *writers) gap(from, to time.Time) time.Duration {
 	return max(longest, to.Sub(last))
 }
 
-// p99 is that of the time a put took.
-func (w *writers) p99(from, to time.Time) time.Duration {
+// took is the quantile of the time that a put took which bounds are held against.
+func (w *writers) took(from, to time.Time) time.Duration {
 	var d []time.Duration
 	for _, a := range w.between(from, to) {
 		d = append(d, a.end.Sub(a.begin))
 	}
-	return quantile(d, .99)
+	return quantile(d, worst())
 }
 
 // check holds the acknowledgements against what revisions promise: unique, rising for each client,
@@ -171,6 +170,7 @@ func TestOracleMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		pause(t, time.Duration(scaled(2, 30))*time.Second)
+		waitPuts(t, w, w.count.Load()+100)
 		moved := w.gap(began, time.Now())
 
 		killed := time.Now()
@@ -178,11 +178,12 @@ func TestOracleMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		pause(t, time.Duration(scaled(5, 20))*time.Second)
+		waitPuts(t, w, w.count.Load()+100)
 		lost := w.gap(killed, time.Now())
 		w.end()
 		w.check(t)
 		t.Logf("%d puts; longest gap %v at the transfer, %v at the kill", w.count.Load(), moved, lost)
-		if moved > max(time.Second, bound(time.Second)/2) || lost > bound(2*time.Second) {
+		if moved > bound(time.Second) || lost > bound(2*time.Second) {
 			t.Errorf("no put was acknowledged for %v after the transfer, %v after the kill", moved, lost)
 		}
 
@@ -217,7 +218,7 @@ func pause(t *testing.T, d time.Duration) {
 // waitPuts waits until the writers have been acknowledged so often.
 func waitPuts(t *testing.T, w *writers, n int64) {
 	t.Helper()
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, time.Minute)
 	for w.count.Load() < n {
 		if err := waitFor(ctx, 10*time.Millisecond); err != nil {
 			t.Fatalf("only %d puts were acknowledged: %v", w.count.Load(), err)
@@ -405,7 +406,7 @@ func TestWatcherFarBehind(t *testing.T) {
 		w := s.write(64, "v")
 		quietFrom := time.Now()
 		pause(t, time.Duration(scaled(2, 15))*time.Second)
-		quiet := w.p99(quietFrom, time.Now())
+		quiet := w.took(quietFrom, time.Now())
 
 		ctx := within(t, 10*time.Minute)
 		began := time.Now()
@@ -429,12 +430,13 @@ func TestWatcherFarBehind(t *testing.T) {
 				stopAfter = time.Now().Add(time.Second)
 			}
 		}
-		loaded := w.p99(began, began.Add(caught))
+		loaded := w.took(began, began.Add(caught))
 		w.end()
 		w.check(t)
-		t.Logf("%d revisions in %v, then live; p99 of 64 writers %v without and %v with the watcher", tip, caught, quiet, loaded)
-		if loaded > 2*quiet && *full || loaded > 10*quiet {
-			t.Errorf("p99 of puts was %v, with the watcher that catches up %v", quiet, loaded)
+		t.Logf("%d revisions in %v, then live; 64 writers' puts took %v without and %v with the watcher", tip, caught, quiet, loaded)
+		// In small size it catches up within a moment, which any pause of the machine fills.
+		if loaded > 2*quiet && (*full || loaded > bound(100*time.Millisecond)) {
+			t.Errorf("puts took %v, with the watcher that catches up %v", quiet, loaded)
 		}
 	})
 }
@@ -519,15 +521,17 @@ func TestPaging(t *testing.T) {
 		defer func() { close(hot); <-done }()
 
 		const limit = 500
+		page := func(start []byte, rev int64) *pb.RangeResponse {
+			return s.get(0, &pb.RangeRequest{Key: start, RangeEnd: []byte("kez"), Limit: limit, Revision: rev})
+		}
 		var rev, total int64
-		var took []time.Duration
+		var starts [][]byte
 		var last string
 		start := []byte("key")
 		began := time.Now()
 		for n, more := int64(0), true; more; {
-			asked := time.Now()
-			r := s.get(0, &pb.RangeRequest{Key: start, RangeEnd: []byte("kez"), Limit: limit, Revision: rev})
-			took = append(took, time.Since(asked))
+			r := page(start, rev)
+			starts = append(starts, start)
 			if rev == 0 {
 				rev, total = r.Header.Revision, r.Count
 			}
@@ -548,13 +552,25 @@ func TestPaging(t *testing.T) {
 			start = append(r.Kvs[len(r.Kvs)-1].Key, 0)
 		}
 		all := time.Since(began)
+		// Early and late pages in turn, so that both have the same machine.
+		var early, late []time.Duration
+		quarter := len(starts) / 4
+		for i := range quarter {
+			for _, m := range []struct {
+				start []byte
+				took  *[]time.Duration
+			}{{starts[i], &early}, {starts[len(starts)-1-i], &late}} {
+				asked := time.Now()
+				page(m.start, rev)
+				*m.took = append(*m.took, time.Since(asked))
+			}
+		}
 		w.end()
 		w.check(t)
-		first, final := slices.Clone(took[:len(took)/4]), slices.Clone(took[len(took)*3/4:])
-		a, b := quantile(first, .5), quantile(final, .5)
-		t.Logf("%d keys in %d pages, %v; median page %v in the first quarter, %v in the last", total, len(took), all, a, b)
-		if cmp.Compare(b, 4*a) > 0 {
-			t.Errorf("late pages take %v, early ones %v", b, a)
+		a, b := quantile(early, .5), quantile(late, .5)
+		t.Logf("%d keys in %d pages, %v; median page %v in the first quarter, %v in the last", total, len(starts), all, a, b)
+		if quarter == 0 || b > 4*a {
+			t.Errorf("%d late pages take %v, early ones %v", quarter, b, a)
 		}
 	})
 }

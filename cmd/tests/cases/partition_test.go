@@ -131,7 +131,7 @@ func (n *network) start(size int, l layout) *store {
 	for _, node := range cluster.Nodes {
 		node.InitialCluster = strings.Join(members, ",")
 	}
-	if err := cluster.Start(within(t, 30*time.Second)); err != nil {
+	if err := cluster.Start(within(t, time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	s := &store{Cluster: cluster, t: t}
@@ -173,7 +173,7 @@ func TestPartition(t *testing.T) {
 		// Clients that know all nodes go on.
 		w := s.write(16, "v")
 		waitPuts(t, w, 100)
-		if _, err := s.kv(out).Range(within(t, 5*time.Second), &pb.RangeRequest{Key: []byte("b")}); err != nil {
+		if _, err := s.kv(out).Range(within(t, time.Minute), &pb.RangeRequest{Key: []byte("b")}); err != nil {
 			t.Fatal(err)
 		}
 		n.cut(out)
@@ -184,7 +184,7 @@ func TestPartition(t *testing.T) {
 		}
 		read, ended := make(chan outcome, 1), make(chan outcome, len(watches))
 		go func() {
-			_, err := s.kv(out).Range(within(t, 30*time.Second), &pb.RangeRequest{Key: []byte("b")})
+			_, err := s.kv(out).Range(within(t, time.Minute), &pb.RangeRequest{Key: []byte("b")})
 			read <- outcome{err, time.Since(began)}
 		}()
 		for _, w := range watches {
@@ -197,19 +197,19 @@ func TestPartition(t *testing.T) {
 				}
 			}()
 		}
-		if r := <-read; status.Code(r.err) != codes.Unavailable || r.took > 9*time.Second {
+		if r := <-read; status.Code(r.err) != codes.Unavailable || r.took > max(9*time.Second, bound(3*time.Second)) {
 			t.Errorf("a read on the node that is cut off: %v after %v", r.err, r.took)
 		} else {
 			t.Logf("a linearizable read ended after %v: %v", r.took, r.err)
 		}
 		asked := time.Now()
-		if r, err := s.kv(out).Range(within(t, 5*time.Second), &pb.RangeRequest{Key: []byte("b"), Serializable: true}); err != nil || len(r.Kvs) != 1 || time.Since(asked) > time.Second {
+		if r, err := s.kv(out).Range(within(t, time.Minute), &pb.RangeRequest{Key: []byte("b"), Serializable: true}); err != nil || len(r.Kvs) != 1 || time.Since(asked) > bound(time.Second) {
 			t.Errorf("a serializable read on the node that is cut off: %v, %v after %v", r, err, time.Since(asked))
 		}
 		for range watches {
 			// A node notices within two election timeouts that it has no leader; then it waits for three.
 			r := <-ended
-			if !refused(r.err, codes.Unavailable, "etcdserver: no leader") || r.took > 6*electionTimeout {
+			if !refused(r.err, codes.Unavailable, "etcdserver: no leader") || r.took > bound(6*electionTimeout) {
 				t.Errorf("a watch on the node that is cut off ended with %v after %v", r.err, r.took)
 			} else {
 				t.Logf("a watch ended after %v", r.took)
@@ -220,7 +220,7 @@ func TestPartition(t *testing.T) {
 		w.end()
 		w.check(t)
 		t.Logf("%d puts, at most %v without one", w.count.Load(), gap)
-		if gap > 3*time.Second {
+		if gap > bound(3*time.Second) {
 			t.Errorf("no put for %v", gap)
 		}
 		highest := int64(0)
@@ -243,12 +243,12 @@ func TestPartition(t *testing.T) {
 					}
 					next++
 				}
-			case <-time.After(20 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("nothing at %d", next)
 			}
 		}
 		n.mend(out)
-		if err := proc.Poll(within(t, 20*time.Second), 200*time.Millisecond, func() (bool, error) {
+		if err := proc.Poll(within(t, time.Minute), 200*time.Millisecond, func() (bool, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			r, err := s.kv(out).Range(ctx, &pb.RangeRequest{Key: []byte("b")})
@@ -334,7 +334,7 @@ func TestRegionWithoutQuorum(t *testing.T) {
 	// Leaders that were on the stopped nodes are replaced.
 	for _, region := range alive {
 		for _, node := range up {
-			err := proc.Poll(within(t, 20*time.Second), 50*time.Millisecond, func() (bool, error) {
+			err := proc.Poll(within(t, time.Minute), 50*time.Millisecond, func() (bool, error) {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
 				_, err := s.kv(node).Put(ctx, &pb.PutRequest{Key: key(region), Value: []byte("after")})
@@ -343,7 +343,7 @@ func TestRegionWithoutQuorum(t *testing.T) {
 			if err != nil {
 				t.Fatalf("region %d has its quorum and takes no put through node %d: %v", region, node, err)
 			}
-			if _, err := s.kv(node).Range(within(t, 10*time.Second), &pb.RangeRequest{Key: key(region)}); err != nil {
+			if _, err := s.kv(node).Range(within(t, time.Minute), &pb.RangeRequest{Key: key(region)}); err != nil {
 				t.Errorf("region %d has its quorum and node %d cannot read it: %v", region, node, err)
 			}
 		}
@@ -354,10 +354,10 @@ func TestRegionWithoutQuorum(t *testing.T) {
 		for _, p := range list.Regions[region].Peers {
 			if node := nodeOf[p.Store]; slices.Contains(up, node) && !watched {
 				watched = true
-				w := s.watch(within(t, 20*time.Second), node)
+				w := s.watch(within(t, time.Minute), node)
 				w.create(&pb.WatchCreateRequest{Key: key(region)})
 				w.created()
-				r, err := s.kv(node).Put(within(t, 10*time.Second), &pb.PutRequest{Key: key(region), Value: []byte("watched")})
+				r, err := s.kv(node).Put(within(t, time.Minute), &pb.PutRequest{Key: key(region), Value: []byte("watched")})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -375,8 +375,8 @@ func TestRegionWithoutQuorum(t *testing.T) {
 	}
 	// The dead region: an error in bounded time, no effect on anybody.
 	began := time.Now()
-	_, err := s.kv(up[0]).Put(within(t, 30*time.Second), &pb.PutRequest{Key: key(dead[0]), Value: []byte("lost")})
-	if status.Code(err) != codes.Unavailable || time.Since(began) > 9*time.Second {
+	_, err := s.kv(up[0]).Put(within(t, time.Minute), &pb.PutRequest{Key: key(dead[0]), Value: []byte("lost")})
+	if status.Code(err) != codes.Unavailable || time.Since(began) > max(9*time.Second, bound(3*time.Second)) {
 		t.Errorf("a put to the region without quorum: %v after %v", err, time.Since(began))
 	}
 	for _, node := range pair {
@@ -384,7 +384,7 @@ func TestRegionWithoutQuorum(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := proc.Poll(within(t, 20*time.Second), 100*time.Millisecond, func() (bool, error) {
+	if err := proc.Poll(within(t, time.Minute), 100*time.Millisecond, func() (bool, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		_, err := s.kv(up[0]).Put(ctx, &pb.PutRequest{Key: key(dead[0]), Value: []byte("back")})

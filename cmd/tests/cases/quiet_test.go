@@ -56,7 +56,7 @@ func deleteAtCompaction(s *store) {
 
 	for node := range s.Nodes {
 		for _, k := range threeKeys {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			w := s.watch(ctx, node)
 			w.create(&pb.WatchCreateRequest{Key: []byte(key(k)), StartRevision: gone})
 			w.created()
@@ -79,16 +79,16 @@ func deleteAtCompaction(s *store) {
 			if r := s.get(node, &pb.RangeRequest{Key: []byte(key(k)), Revision: gone}); r.Count != 0 || len(r.Kvs) != 0 {
 				t.Errorf("node %d: %s exists at %d: %v", node, k, gone, r)
 			}
-			_, err := s.kv(node).Range(within(t, 10*time.Second), &pb.RangeRequest{Key: []byte(key(k)), Revision: gone - 1})
+			_, err := s.kv(node).Range(within(t, time.Minute), &pb.RangeRequest{Key: []byte(key(k)), Revision: gone - 1})
 			if !refused(err, codes.OutOfRange, textCompacted) {
 				t.Errorf("node %d: %s below the compaction: %v", node, k, err)
 			}
 		}
-		_, err := s.kv(node).Compact(within(t, 10*time.Second), &pb.CompactionRequest{Revision: gone})
+		_, err := s.kv(node).Compact(within(t, time.Minute), &pb.CompactionRequest{Revision: gone})
 		if !refused(err, codes.OutOfRange, textCompacted) {
 			t.Errorf("node %d: compacted again: %v", node, err)
 		}
-		_, err = s.kv(node).Compact(within(t, 10*time.Second), &pb.CompactionRequest{Revision: back + 10})
+		_, err = s.kv(node).Compact(within(t, time.Minute), &pb.CompactionRequest{Revision: back + 10})
 		if !refused(err, codes.OutOfRange, textFuture) {
 			t.Errorf("node %d: compaction of the future: %v", node, err)
 		}
@@ -167,10 +167,10 @@ func progressNeverPasses(s *store) {
 	if err := <-polled; err != nil {
 		t.Fatal(err)
 	}
-	median, worst := quantile(waits, .5), quantile(waits, 1)
-	t.Logf("%d progress responses among %d events; %d requests on the quiet range: median %v, worst %v", confirmed, puts, len(waits), median, worst)
-	if median > 100*time.Millisecond || worst > bound(100*time.Millisecond) {
-		t.Errorf("a quiet range was told of progress after %v, at worst %v", median, worst)
+	median, longest := quantile(waits, .5), quantile(waits, 1)
+	t.Logf("%d progress responses among %d events; %d requests on the quiet range: median %v, longest %v", confirmed, puts, len(waits), median, longest)
+	if median > bound(100*time.Millisecond) || *full && longest > bound(100*time.Millisecond) {
+		t.Errorf("a quiet range was told of progress after %v, at worst %v", median, longest)
 	}
 
 	// The quiet range reaches a revision that was current a moment ago.
@@ -239,7 +239,7 @@ func catchUpReplySize(s *store) {
 		}
 	}
 	for _, prev := range []bool{false, true} {
-		w := s.watch(within(t, 20*time.Second), 2) // the 4 MiB that gRPC accepts unless told otherwise
+		w := s.watch(within(t, time.Minute), 2) // the 4 MiB that gRPC accepts unless told otherwise
 		w.create(&pb.WatchCreateRequest{Key: []byte("a"), RangeEnd: []byte("z"), StartRevision: first, PrevKv: prev})
 		w.created()
 		for range txns {
@@ -259,7 +259,7 @@ func catchUpReplySize(s *store) {
 	for i := 1; i < singles; i++ {
 		s.put(fmt.Sprintf("%s/6/%02d", threeKeys[i%3], i%keys), value)
 	}
-	w := s.watch(within(t, 20*time.Second), 1)
+	w := s.watch(within(t, time.Minute), 1)
 	w.create(&pb.WatchCreateRequest{Key: []byte("a"), RangeEnd: []byte("z"), StartRevision: from, PrevKv: true})
 	w.created()
 	for next := from; next < from+singles; {
@@ -287,7 +287,7 @@ func fromKeyDeletePlusPut(s *store) {
 			{opPut(c.put, "x"), opDelete("b", c.end)},
 		} {
 			for node := range s.Nodes {
-				_, err := s.kv(node).Txn(within(s.t, 10*time.Second), &pb.TxnRequest{Success: ops})
+				_, err := s.kv(node).Txn(within(s.t, time.Minute), &pb.TxnRequest{Success: ops})
 				if !refused(err, codes.InvalidArgument, textDuplicate) {
 					s.t.Errorf("%s on node %d: %v", c.name, node, err)
 				}
@@ -342,7 +342,7 @@ func historicalHeader(s *store) {
 		if !found || r.Header.Revision < third {
 			s.t.Errorf("node %d: header %d, want at least %d; found b: %v", node, r.Header.Revision, third, found)
 		}
-		_, err := s.kv(node).Range(within(s.t, 10*time.Second), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: third + 100})
+		_, err := s.kv(node).Range(within(s.t, time.Minute), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: third + 100})
 		if !refused(err, codes.OutOfRange, textFuture) {
 			s.t.Errorf("node %d: a read of the future: %v", node, err)
 		}

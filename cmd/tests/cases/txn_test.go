@@ -26,7 +26,7 @@ func TestTxnAllOrNothing(t *testing.T) {
 			}
 			return list
 		}
-		_, err := s.kv(0).Txn(within(t, 10*time.Second), &pb.TxnRequest{Success: ops(129, "x")})
+		_, err := s.kv(0).Txn(within(t, time.Minute), &pb.TxnRequest{Success: ops(129, "x")})
 		if !refused(err, codes.InvalidArgument, "etcdserver: too many operations in txn request") {
 			t.Errorf("129 puts: %v", err)
 		}
@@ -115,7 +115,7 @@ func TestTxnAllOrNothing(t *testing.T) {
 				if err == nil {
 					break
 				}
-				if time.Since(began) > 30*time.Second {
+				if time.Since(began) > time.Minute {
 					t.Fatalf("%s is still locked: %v", k, err)
 				}
 			}
