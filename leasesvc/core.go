@@ -577,6 +577,27 @@ func (c *Core) Over() (n int) {
 	return n
 }
 
+// Soon is about how many leases' time is up by a moment and was not at the last Tick, judged by some of them.
+func (c *Core) Soon(until time.Duration) (n int) {
+	for _, h := range c.next {
+		if h.queue[0].due > until {
+			continue
+		}
+		seen, soon := 0, 0
+		for i := 0; i < len(h.queue); i += max(1, len(h.queue)/soonLooks) {
+			seen++
+			if h.queue[i].deadline <= until {
+				soon++
+			}
+		}
+		n += len(h.queue) * soon / seen
+	}
+	return n
+}
+
+// soonLooks is at how many leases of a region Soon looks, or up to twice as many.
+const soonLooks = 64
+
 // Deadline is when a lease's time is up as far as is known here, whether or not a quorum confirms that
 // the time is kept here; false for a lease that is not known.
 func (c *Core) Deadline(region pdpb.RegionID, id int64) (time.Duration, bool) {

@@ -66,10 +66,11 @@ const (
 	youngMax   = 700
 	spreadCost = 2
 	flightCost = 32
-	// spreadFor is the time over which leases are ended whose time is up at once: what they cost is the same
-	// whenever it is paid, and whoever writes meanwhile has the rest of the machine. rateMin is how many a
-	// second are ended at least: fewer are no storm.
-	spreadFor = 3500 * time.Millisecond
+	// spreadFor is the time over which leases are ended whose time is up within soonFor: what they cost is
+	// the same whenever it is paid, and whoever writes meanwhile has the rest of the machine. rateMin is how
+	// many a second are ended at least: fewer are no storm.
+	spreadFor = 4500 * time.Millisecond
+	soonFor   = time.Second
 	rateMin   = 2048
 	// aheadMax is by how much ends may be ahead of the rate, so that what is no storm is not put off.
 	aheadMax = 50 * time.Millisecond
@@ -144,7 +145,7 @@ func (p *pace) counts(a *Action) bool { return a.Kind == Expire && !p.onTrial(a.
 // pause is how long the next end has to wait for its time.
 func (p *pace) pause(now time.Duration) time.Duration { return max(0, p.paid-aheadMax-now) }
 
-// waiting tells how many leases wait for their end.
+// waiting tells how many leases wait for their end, or soon will.
 func (p *pace) waiting(n int) {
 	if n == 0 {
 		p.rate = 0

@@ -219,6 +219,9 @@ func (s *Service) tick() bool {
 	now := s.now()
 	s.mu.pace.tick(now)
 	s.lookLocked(now)
+	if n := s.overLocked(); n > 0 {
+		s.mu.pace.waiting(n + s.mu.core.Soon(now+soonFor)) // a storm has its rate from the start
+	}
 	s.startLocked()
 	return s.mu.core.Due(now)
 }
@@ -227,8 +230,11 @@ func (s *Service) tick() bool {
 func (s *Service) lookLocked(now time.Duration) {
 	s.mu.found = s.mu.core.Tick(now, s.mu.found[:0])
 	s.mu.todo.add(s.mu.found)
-	s.mu.pace.waiting(s.mu.todo.n + s.mu.core.Over())
+	s.mu.pace.waiting(s.overLocked())
 }
+
+// overLocked is how many leases wait for their end.
+func (s *Service) overLocked() int { return s.mu.todo.n + s.mu.core.Over() }
 
 // startLocked starts a worker if there is something to do, or to wait for. Each that takes something starts
 // the next, so that all work and none idles.
