@@ -3,6 +3,7 @@ package region
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -29,9 +30,10 @@ type leaseState struct {
 	// the lease here takes its token back.
 	asked map[int64]uint64
 	seq   uint64
-	// here has the grants of leases of which is known in this term that their applied records lie here and
-	// name no other region: to end them nothing has to be looked up.
-	here map[int64]uint64
+	// known is what applied records say, of leases of which a record was applied in this term: to end them
+	// none has to be looked up. Those that name the same regions share the list, in regions.
+	known   map[int64]knownLease
+	regions map[string][]mvcc.Span
 
 	// Of the write that is being evaluated: its tokens, and whether it names a lease that is not
 	// registered here.
@@ -46,21 +48,58 @@ type leaseState struct {
 // their owners have to ask again.
 const leasesAskedMax = 64 << 10
 
-// leasesHereMax bounds them; of others the records are read.
-const leasesHereMax = 1 << 20
+// knownLease is who a lease is and where it may have keys.
+type knownLease struct {
+	grant uint64
+	spans []mvcc.Span // besides the record's region
+}
+
+// leasesKnownMax and leaseRegionsMax bound leaseState.known and regions; other records are looked up.
+const leasesKnownMax, leaseRegionsMax = 1 << 18, 256
 
 // note takes a record of a lease as it is applied; nil when it is gone.
 func (s *leaseState) note(id int64, rec *regionpb.LeaseRecord) {
-	switch {
-	case s.term == 0:
-	case rec == nil || len(rec.Spans) > 0:
-		delete(s.here, id)
-	case len(s.here) < leasesHereMax:
-		if s.here == nil {
-			s.here = map[int64]uint64{}
-		}
-		s.here[id] = rec.Grant
+	if s.term == 0 {
+		return
 	}
+	delete(s.known, id)
+	if rec == nil || len(s.known) >= leasesKnownMax {
+		return
+	}
+	spans, ok := s.shared(rec.Spans)
+	if !ok {
+		return
+	}
+	if s.known == nil {
+		s.known = map[int64]knownLease{}
+	}
+	s.known[id] = knownLease{rec.Grant, spans}
+}
+
+// shared returns the one list with some spans; false when there are too many of them.
+func (s *leaseState) shared(spans []mvcc.Span) ([]mvcc.Span, bool) {
+	if len(spans) == 0 {
+		return nil, true
+	}
+	var room [64]byte
+	name := room[:0]
+	for _, x := range spans {
+		name = append(binary.AppendUvarint(name, uint64(len(x.Start))), x.Start...)
+		if x.End == nil {
+			name = append(name, 0)
+		} else {
+			name = append(binary.AppendUvarint(name, uint64(len(x.End))+1), x.End...)
+		}
+	}
+	list, ok := s.regions[string(name)]
+	if !ok && len(s.regions) < leaseRegionsMax {
+		if s.regions == nil {
+			s.regions = map[string][]mvcc.Span{}
+		}
+		list, ok = spans, true
+		s.regions[string(name)] = list
+	}
+	return list, ok
 }
 
 // revokeToken makes a registration that is under way start over: the lease is locked by whoever
@@ -69,7 +108,7 @@ func (s *leaseState) revokeToken(lease int64) { delete(s.asked, lease) }
 
 func (s *leaseState) begin(term uint64) {
 	if s.term != term {
-		s.term, s.here = term, nil
+		s.term, s.known, s.regions = term, nil, nil
 		clear(s.asked)
 	}
 }
@@ -184,11 +223,8 @@ func (e *evaluator) checkLease(id int64) *regionpb.Error {
 // registered is the value of a registration.
 var registered = []byte{1}
 
-// onlyHere stands for the record of a lease that is known to name no other region.
-var onlyHere = &regionpb.LeaseRecord{}
-
-// leaseRecords returns the records of leases in their order, as far as they say where keys may be; nil where
-// there is none, or one of another grant (L7).
+// leaseRecords returns the records of leases in their order, as far as they say who it is and where keys may
+// be; nil where there is none, or one of another grant (L7).
 func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRecord {
 	out := make([]*regionpb.LeaseRecord, len(list))
 	decode := func(i int, data []byte) {
@@ -203,9 +239,9 @@ func (e *evaluator) leaseRecords(list []regionpb.LeaseLeft) []*regionpb.LeaseRec
 	for i := range list {
 		k := regionpb.LeaseKey(list[i].ID)
 		if data, ok := e.ov.records.get(k); !ok {
-			if grant, known := e.leases.here[list[i].ID]; known {
-				if list[i].Grant == 0 || list[i].Grant == grant {
-					out[i] = onlyHere
+			if x, known := e.leases.known[list[i].ID]; known {
+				if rec := (&regionpb.LeaseRecord{Grant: x.grant, Spans: x.spans}); list[i].Means(rec) {
+					out[i] = rec
 				}
 				continue
 			}
@@ -510,16 +546,16 @@ func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionp
 func (r *Replica) granted(l *lock) regionpb.LockGrant {
 	g := regionpb.LockGrant{ID: l.id}
 	ends := false
-	var keys []mvcc.RecordKey
+	var list []regionpb.LeaseLeft
 	for i := range l.spans {
 		if x := &l.spans[i]; x.Lease != 0 && x.Exclusive {
 			ends = true
-			if k := regionpb.LeaseKey(x.Lease); r.pos.Descriptor.Span.Contains(k.At) {
-				keys = append(keys, k)
+			if r.pos.Descriptor.Span.Contains(regionpb.LeasePlace(x.Lease)) {
+				list = append(list, regionpb.LeaseLeft{ID: x.Lease})
 			}
 		}
 	}
-	if !ends || len(keys)+len(l.attached) > r.lim.ReadKeysMax {
+	if !ends || len(list)+len(l.attached) > r.lim.ReadKeysMax {
 		return g
 	}
 	size := 0
@@ -530,17 +566,10 @@ func (r *Replica) granted(l *lock) regionpb.LockGrant {
 		return g
 	}
 	g.Whole, g.Attached, l.attached = true, l.attached, nil
-	slices.SortFunc(keys, mvcc.RecordKey.Compare) // neighbours are found quickest
-	err := r.cfg.Engine.Lookup(keys, func(i int, data []byte) {
-		rec, err := regionpb.DecodeLeaseRecord(data)
-		if err != nil {
-			r.ev.err = fmt.Errorf("record of lease %x: %w", uint64(keys[i].ID), err)
-			return
+	for i, rec := range r.ev.leaseRecords(list) {
+		if rec != nil {
+			g.Records = append(g.Records, regionpb.Lease{ID: list[i].ID, Record: &regionpb.LeaseRecord{Grant: rec.Grant, Spans: rec.Spans}})
 		}
-		g.Records = append(g.Records, regionpb.Lease{ID: keys[i].ID, Record: rec})
-	})
-	if err != nil {
-		r.ev.err = err
 	}
 	return g
 }

@@ -560,7 +560,10 @@ func grantText(g *regionpb.LockGrant) (s string) {
 		return ""
 	}
 	for _, l := range g.Records {
-		s += fmt.Sprintf(" lease %d: %v", l.ID, l.Record)
+		s += fmt.Sprintf(" lease %d", l.ID)
+		for _, span := range l.Record.Spans {
+			s += fmt.Sprintf(" %v", span)
+		}
 	}
 	for _, k := range g.Attached {
 		s += fmt.Sprintf(" %s of %d", k.Key, k.Lease)

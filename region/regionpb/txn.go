@@ -190,7 +190,7 @@ type LockGrant struct {
 	// region. It stays so while the lock is held. Without it, as when it is too much for an answer, it has
 	// to be read.
 	Whole    bool
-	Records  []Lease      // those of the leases that are recorded there
+	Records  []Lease      // those of the leases that are recorded there: their grants and spans only
 	Attached []Attachment // the keys that are attached to the leases there
 }
 
