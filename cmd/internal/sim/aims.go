@@ -30,7 +30,7 @@ type aim struct {
 	single     bool // one store, where one sync covers an entry and its cut (A1)
 	watches    int  // of 1,000 steps
 	leases     int  // of 1,000 steps
-	anew       int  // of 100 leases whose end is under way and a client may end as well, to grant them anew
+	anew       int  // of 100 leases whose time is up and that a client ends at the same moment, to grant them anew
 	leave      int  // one in so many clients of leases that are not renewed goes to another store
 	depose     int  // leaders that are deposed and do not know
 	// lag is for how many steps a watch may stay with a store that lags (W2), 0 for any: until the store
@@ -50,7 +50,7 @@ type aim struct {
 var plain = aim{
 	crash: 20, partition: 20, transfer: 40, stopClock: 10, fence: 15, compact: 15, restart: 25, live: 5, writes: 50,
 	ops: 220, reads: 60, locals: 12, txns: 40, burst: 3, hot: 20, tick: 4, logFlush: 400, flush: 30, reconcile: 3,
-	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, anew: 60, leave: 15, window: 16 << 10,
+	loss: 80, late: 25, hole: 40, installs: 12, pd: 25, wait: 3, checkpoint: 40, watches: 40, leases: 30, anew: 5, leave: 15, window: 16 << 10,
 }
 
 func vary(f func(*aim)) aim {
@@ -116,13 +116,13 @@ var aims = map[string]aim{
 	// Leases whose time is kept by leaders that come and go.
 	"leases": vary(func(a *aim) {
 		a.leases, a.transfer, a.partition, a.stopClock, a.crash, a.ops, a.txns = 150, 80, 60, 0, 30, 250, 60
-		a.anew = 90
+		a.anew = 20
 	}),
 	// The same, and leaders that are deposed while they are cut off and their clocks stand still: they
 	// do not hear of it, and their clients go on to talk to them.
 	"deposed": vary(func(a *aim) {
 		a.leases, a.leave, a.depose, a.partition, a.stopClock, a.crash, a.transfer, a.ops, a.txns = 250, 30, 60, 0, 0, 5, 0, 150, 20
-		a.anew = 10
+		a.anew = 3
 	}),
 	// Transactions and ends of leases that are in each other's way, and in the end no faults that would
 	// excuse one that does not get on.

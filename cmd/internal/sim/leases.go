@@ -90,6 +90,8 @@ func (w *World) stepLeases(s *store) {
 		}
 		if s.expiring = append(s.expiring, a); a.Kind != leasesvc.Expire {
 			s.expire()
+		} else if l := w.check.leases.byID[a.ID]; w.rng.IntN(100) < w.aim.anew && !w.calm && l.acked && !l.gone && !l.revoking {
+			w.check.revokeLease(l) // at this very moment
 		}
 	}
 	// For a while, so that some come together.
@@ -233,34 +235,9 @@ func (c *checker) stepClientsOfLeases() {
 		c.renewLease(l)
 	case x < 18:
 		c.lookAtLease(l)
-	case x < 19:
-		if over := c.endingLease(); over != nil && w.rng.IntN(100) < w.aim.anew {
-			c.revokeLease(over)
-		} else if w.chance(3) {
-			c.revokeLease(l)
-		}
+	case x < 19 && w.chance(3):
+		c.revokeLease(l)
 	}
-}
-
-// endingLease is one whose time is up and whose end waits or is under way.
-func (c *checker) endingLease() *lease {
-	var ids []int64
-	for _, s := range c.w.stores {
-		for i := range s.expiring {
-			ids = append(ids, s.expiring[i].ID)
-		}
-	}
-	for _, e := range c.leases.ends {
-		if !e.client {
-			ids = append(ids, e.ids...)
-		}
-	}
-	for _, id := range ids {
-		if l := c.leases.byID[id]; l.acked && !l.gone && !l.revoking {
-			return l
-		}
-	}
-	return nil
 }
 
 // revokeLease ends a lease for a client, which grants it anew at once (L7).
