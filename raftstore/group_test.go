@@ -117,6 +117,9 @@ func (e *env) run(d *datadriven.TestData) {
 	case "tick":
 		for range max(arg("n"), 1) {
 			n.in.Ticks = 1
+			if d.HasArg("hold") { // for the next turn, whatever brings it
+				continue
+			}
 			n.turn()
 			if d.HasArg("settle") {
 				e.settle()
@@ -152,7 +155,9 @@ func (e *env) run(d *datadriven.TestData) {
 		n.turn()
 	case "down": // a store of the same number as its replica
 		n.in.Down = append(n.in.Down, raftid.StoreID(arg("store")))
-		n.turn()
+		if !d.HasArg("hold") { // else for the next turn, whatever brings it
+			n.turn()
+		}
 	case "wake":
 		n.in.Wake = true
 		n.turn()

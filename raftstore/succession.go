@@ -32,6 +32,7 @@ type succession struct {
 // storeDown is told that a store with a replica of the group is down.
 func (g *Group) storeDown(store raftid.StoreID) {
 	g.wake()
+	g.drain() // what came in this turn may tell of another leader
 	if g.state == raft.StateLeader || g.lead == raft.None {
 		return
 	}
@@ -73,6 +74,7 @@ func (g *Group) succeed(ticks int) {
 	if g.heir.left == 0 {
 		return
 	}
+	g.drain()
 	if g.lead != raft.None {
 		g.heir = succession{}
 		return
