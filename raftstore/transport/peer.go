@@ -51,6 +51,7 @@ type peer struct {
 		silence, unanswered int
 		answered            bool
 		incarnation         uint64 // zero before the first handshake
+		stream              uint64 // counts its streams of frames
 	}
 }
 
@@ -146,11 +147,22 @@ func (p *peer) missed() bool {
 	return p.life.silence > p.t.looksMax || p.life.unanswered > p.t.looksMax
 }
 
-// lost notes that the peer's stream broke: it has an interval to come back.
-func (p *peer) lost() {
+// joined notes that the peer has opened a stream of frames, and returns its number for lost.
+func (p *peer) joined() uint64 {
 	p.life.Lock()
-	p.life.silence = max(p.life.silence, p.t.looksMax-looksPerPing)
-	p.life.Unlock()
+	defer p.life.Unlock()
+	p.life.stream++
+	return p.life.stream
+}
+
+// lost notes that a stream of the peer broke: it has an interval to come back. It is back already if the
+// end of a stream that went dead is noticed after the peer has opened another.
+func (p *peer) lost(stream uint64) {
+	p.life.Lock()
+	defer p.life.Unlock()
+	if stream == p.life.stream {
+		p.life.silence = max(p.life.silence, p.t.looksMax-looksPerPing)
+	}
 }
 
 // look is called at regular intervals. It says, once, that the peer is down, and ends the calls to it.

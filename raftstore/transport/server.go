@@ -84,7 +84,7 @@ func (t *Transport) accept(s grpc.ServerStream, f func(*peer, grpc.ServerStream)
 // store that counts as down, because it does not answer us, is dropped: it would make a leader of it
 // that nobody can answer.
 func (t *Transport) serveFrames(p *peer, s grpc.ServerStream) error {
-	defer p.lost()
+	defer p.lost(p.joined())
 	pong := []byte{framesVersion}
 	for {
 		var b []byte

@@ -422,6 +422,33 @@ func TestDownAndRestart(t *testing.T) {
 	}
 }
 
+// TestStaleStreamEnds: the end of a stream says nothing of a peer that has opened another since.
+func TestStaleStreamEnds(t *testing.T) {
+	tr, err := New(Config{Self: 1, Peers: map[raftid.StoreID][]string{2: {"http://127.0.0.1:1"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	p := tr.peers[2]
+	down := func() (down bool) {
+		for range looksPerPing + 1 {
+			down = down || p.look()
+		}
+		return down
+	}
+	old, young := p.joined(), p.joined()
+	p.heard()
+	p.lost(old)
+	if down() {
+		t.Error("down, because a stream ended that another one had followed")
+	}
+	p.heard()
+	p.lost(young)
+	if !down() {
+		t.Error("alive for more than an interval after its stream broke")
+	}
+}
+
 // A store that can be heard and not reached is down, like one that is silent: what raft says there is
 // not heard any more, what others say is. Once it answers again it is alive.
 func TestOneWay(t *testing.T) {
