@@ -22,12 +22,26 @@ func (e *encodedWatch) buffers() mem.BufferSlice {
 // sharedEvents encodes events once for the watchers of one stream that get the same ones after each
 // other. The zero value is ready.
 type sharedEvents struct {
-	last    []*mvccpb.Event
-	encoded []byte // of last, once they came twice
+	last    []*mvccpb.Event // empty if they were large
+	encoded []byte          // of last, once they came twice
 }
 
-// sharedBytesMax is how large the kept encoding of a stream may be; larger ones are made each time.
+// sharedBytesMax is about how large the events are that a stream keeps, and their encoding; larger ones are
+// encoded each time. A stream may be quiet for long, and there may be many.
 const sharedBytesMax = 64 << 10
+
+// keep makes these events the last ones.
+func (s *sharedEvents) keep(events []*mvccpb.Event) {
+	clear(s.last) // of more events than there are now none must stay
+	s.last, s.encoded = s.last[:0], nil
+	size := 0
+	for _, e := range events {
+		if size += proto.Size(e); size > sharedBytesMax {
+			return
+		}
+	}
+	s.last = append(s.last, events...)
+}
 
 const watchEventsField = 11 // WatchResponse.events
 
@@ -35,7 +49,7 @@ const watchEventsField = 11 // WatchResponse.events
 // large: the response is then as well encoded as a whole.
 func (s *sharedEvents) of(events []*mvccpb.Event) ([]byte, error) {
 	if !slices.Equal(s.last, events) {
-		s.last, s.encoded = append(s.last[:0], events...), nil
+		s.keep(events)
 		return nil, nil
 	}
 	if s.encoded != nil || len(events) == 0 {
@@ -44,9 +58,6 @@ func (s *sharedEvents) of(events []*mvccpb.Event) ([]byte, error) {
 	size := 0
 	for _, e := range events {
 		size += protowire.SizeTag(watchEventsField) + protowire.SizeBytes(proto.Size(e))
-	}
-	if size > sharedBytesMax {
-		return nil, nil
 	}
 	b := make([]byte, 0, size)
 	for _, e := range events {

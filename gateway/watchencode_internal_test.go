@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +79,26 @@ func TestSharedEvents(t *testing.T) {
 	// The second and third of one, the second of one after two, and each second of two, other, two.
 	if w.encoded != 6 {
 		t.Errorf("%d responses shared their events' encoding, want 6", w.encoded)
+	}
+}
+
+// TestSharedEventsAreFew: a stream does not hold on to what it has sent, but for a little.
+func TestSharedEventsAreFew(t *testing.T) {
+	var s sharedEvents
+	for _, evs := range [][]*mvccpb.Event{events(100, 8), events(1, 8), events(3, sharedBytesMax/2), events(2, 8), nil} {
+		if _, err := s.of(evs); err != nil {
+			t.Fatal(err)
+		}
+		size := 0
+		for _, e := range s.last[:cap(s.last)] {
+			if e != nil && !slices.Contains(evs, e) {
+				t.Fatalf("after %d events an older one is held", len(evs))
+			}
+			size += proto.Size(e)
+		}
+		if size > sharedBytesMax {
+			t.Errorf("%d bytes of events are held", size)
+		}
 	}
 }
 
