@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds everything that a test waits for. Nothing should come near it.
-const patience = 90 * time.Second
+const patience = 3 * time.Minute
 
 // testCluster is a cluster of nodes in this process, on loopback.
 type testCluster struct {
