@@ -67,7 +67,8 @@ func TestRangeStream(t *testing.T) {
 		close(stop)
 		top := <-highest
 		t.Logf("5 streams of %d MiB in %v; memory %d MiB before, at most %d", keys*100/1024, took, before, top)
-		if top-before > 200 {
+		// Five whole answers are 500 MiB in small size; how much garbage there is at a time varies.
+		if top-before > int64(scaled(300, 200)) {
 			t.Errorf("memory grew by %d MiB", top-before)
 		}
 
