@@ -183,7 +183,7 @@ func (e *Engine) load() error {
 
 func (e *Engine) pebbleOptions() *pebble.Options {
 	po := &pebble.Options{
-		FS:       e.o.FS,
+		FS:       yieldingFS{e.o.FS},
 		Comparer: comparer,
 		Merger:   sumMerger,
 		// The newest format: older ones write row blocks, and cannot ingest and excise at once.
