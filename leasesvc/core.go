@@ -569,10 +569,12 @@ func (c *Core) expire(dst []Action) []Action {
 	return dst
 }
 
-// Over is about how many leases' time is up and wait for room.
-func (c *Core) Over() (n int) {
+// Over is about how many leases' time is up and wait for room, of those with keys in spans that count.
+func (c *Core) Over(counts func(spans []mvcc.Span) bool) (n int) {
 	for _, g := range c.waiting {
-		n += len(g.over)
+		if counts(g.spans) {
+			n += len(g.over)
+		}
 	}
 	return n
 }

@@ -233,8 +233,16 @@ func (s *Service) lookLocked(now time.Duration) {
 	s.mu.pace.waiting(s.overLocked())
 }
 
-// overLocked is how many leases wait for their end.
-func (s *Service) overLocked() int { return s.mu.todo.n + s.mu.core.Over() }
+// overLocked is how many leases wait for their end, but for those on trial: they are not ended at a rate, and
+// where there is no quorum they wait for as long as there is none.
+func (s *Service) overLocked() (n int) {
+	for _, p := range s.mu.todo.piles {
+		if s.mu.pace.counts(&p.actions[0]) {
+			n += len(p.actions)
+		}
+	}
+	return n + s.mu.core.Over(func(spans []mvcc.Span) bool { return !s.mu.pace.onTrial(spans) })
+}
 
 // startLocked starts a worker if there is something to do, or to wait for. Each that takes something starts
 // the next, so that all work and none idles.

@@ -279,6 +279,40 @@ func TestStorm(t *testing.T) {
 	}
 }
 
+// TestStormAfterStuck: a storm is as even when leases of an earlier one, that was larger, still wait for a
+// region without a quorum.
+func TestStormAfterStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, first = 20_000, 1_000_000
+		f := &fakeStore{stuck: first, hang: 7 * time.Second, takes: 20 * time.Millisecond}
+		s := newService(f, Config{}, 0, 0)
+		defer s.Close()
+		dead := []mvcc.Span{mvcc.Key([]byte("dead"))}
+		for id := range int64(3 * n) {
+			s.Changed(regionOf(0), first+2*id, &regionpb.LeaseRecord{TTL: 10, Spans: dead})
+			s.Changed(regionOf(0), 2*(n+id), &regionpb.LeaseRecord{TTL: 10})
+		}
+		tick := func(d time.Duration) {
+			for range d / (100 * time.Millisecond) {
+				time.Sleep(100 * time.Millisecond)
+				s.Tick()
+				synctest.Wait()
+			}
+		}
+		tick(30 * time.Second)
+		if left := s.leases(); left != 3*n {
+			t.Fatalf("%d leases are left, want the stuck ones", left)
+		}
+		for id := range int64(n) {
+			s.Changed(regionOf(0), 2*id, &regionpb.LeaseRecord{TTL: 10})
+		}
+		tick(10*time.Second + spreadFor/2)
+		if left := s.leases() - 3*n; left < n/3 || left > 2*n/3 {
+			t.Errorf("%d of %d leases are left after half of the time", left, n)
+		}
+	})
+}
+
 // TestStormAhead: leases whose time is up within a second end as evenly as if it were up at once.
 func TestStormAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
