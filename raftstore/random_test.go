@@ -98,7 +98,7 @@ func runRandom(t testing.TB, seed uint64, steps int, mutants *Mutants) (stats ra
 	for id := uint64(1); id <= 3; id++ {
 		n := &envNode{e: e, id: id, disk: NewMemDisk(), toy: &toy{conf: &raftpb.ConfState{Voters: []uint64{1, 2, 3}}}}
 		n.toy.durable.Index, n.toy.durable.Term = 5, 1
-		n.cfg = GroupConfig{ID: 7, Replica: raftid.ReplicaID(id), KeepEntries: -1, KeepForFollowers: -1, QuiesceTicks: 3, Peers: storeOfReplica, Mutants: mutants}
+		n.cfg = GroupConfig{ID: 7, Replica: raftid.ReplicaID(id), KeepEntries: -1, KeepForFollowers: -1, QuiesceTicks: 3, LazyCommit: seed%2 == 1, Peers: storeOfReplica, Mutants: mutants}
 		e.nodes[id] = n
 		start(n)
 	}
