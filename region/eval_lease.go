@@ -545,6 +545,8 @@ func (e *evaluator) withKeys(spans []regionpb.LockSpan, bytesMax int) ([]regionp
 // it: nothing of it is in flight, or the lock would have waited, and nothing will change.
 func (r *Replica) granted(l *lock) regionpb.LockGrant {
 	g := regionpb.LockGrant{ID: l.id}
+	keys := l.attached
+	l.attached = nil
 	ends := false
 	var list []regionpb.LeaseLeft
 	for i := range l.spans {
@@ -555,17 +557,17 @@ func (r *Replica) granted(l *lock) regionpb.LockGrant {
 			}
 		}
 	}
-	if !ends || len(list)+len(l.attached) > r.lim.ReadKeysMax {
+	if !ends || len(list)+len(keys) > r.lim.ReadKeysMax {
 		return g
 	}
 	size := 0
-	for i := range l.attached {
-		size += len(l.attached[i].Key)
+	for i := range keys {
+		size += len(keys[i].Key)
 	}
 	if size > r.lim.ReadBytesMax {
 		return g
 	}
-	g.Whole, g.Attached, l.attached = true, l.attached, nil
+	g.Whole, g.Attached = true, keys
 	for i, rec := range r.ev.leaseRecords(list) {
 		if rec != nil {
 			g.Records = append(g.Records, regionpb.Lease{ID: list[i].ID, Record: &regionpb.LeaseRecord{Grant: rec.Grant, Spans: rec.Spans}})
