@@ -24,9 +24,13 @@ const (
 	methodRelease transport.Method = 36
 )
 
-// releaseTimeout bounds a release on its way to another store. One that is lost costs others a wait
-// until the lock runs out.
-const releaseTimeout = time.Second
+// A release on its way to another store is sent again until it has come: what it would leave locked is
+// locked for everybody until the lock runs out, and a link that has lost it may come back long before,
+// and long before its end is counted as down. Each is waited for, and all together no longer than a lock lasts.
+const (
+	releaseTimeout = time.Second
+	releasePause   = 100 * time.Millisecond
+)
 
 func (s *stores) registerTxns() {
 	s.node.net.HandleCall(methodLock, s.serveLock)
@@ -160,10 +164,26 @@ func (s *stores) Release(d pdpb.Descriptor, req *regionpb.ReleaseRequest) {
 	}
 	s.node.wg.Go(func() {
 		defer func() { <-s.releases }()
-		ctx, cancel := context.WithTimeout(s.node.ctx, releaseTimeout)
+		all, cancel := context.WithTimeout(s.node.ctx, lockTime(s.node.requestTimeout()))
 		defer cancel()
-		if _, err := s.toLeader(ctx, d.ID, leader, methodRelease, regionpb.AppendReleaseRequest(nil, req)); err != nil {
-			s.node.log.Debug("a lock's release was lost", zap.Uint64("region", uint64(d.ID)), zap.Error(err))
+		payload := regionpb.AppendReleaseRequest(nil, req)
+		for {
+			ctx, cancel := context.WithTimeout(all, releaseTimeout)
+			_, err := s.toLeader(ctx, d.ID, leader, methodRelease, payload)
+			cancel()
+			if err == nil {
+				return
+			}
+			select {
+			case <-all.Done():
+				s.node.log.Debug("a lock's release was lost", zap.Uint64("region", uint64(d.ID)), zap.Error(err))
+				return
+			case <-time.After(releasePause):
+			}
+			// What was granted in a term ends with it; so a leader that follows need not be told, but may.
+			if leader, here = s.leader(h, &d); here {
+				return
+			}
 		}
 	})
 }
@@ -178,13 +198,16 @@ func (s *stores) serveRelease(_ context.Context, _ raftid.StoreID, payload []byt
 	reply(nil, err)
 }
 
+// lockTime is how long what is granted to a coordinator is kept for it.
+func lockTime(request time.Duration) time.Duration { return request + time.Second }
+
 // lockLimits are the times of locks in ticks: seconds, however long a tick is. A lock lasts for longer
 // than a request may take: whoever evaluates under it for long must find it still there, and where
 // its coordinator has gone it ends at once.
 func lockLimits(tick, request time.Duration) region.Limits {
 	ticks := func(d time.Duration) int { return max(1, int(d/tick)) }
 	return region.Limits{
-		LockTicksMax: ticks(request + time.Second), LockWaitTicksMax: ticks(5 * time.Second),
+		LockTicksMax: ticks(lockTime(request)), LockWaitTicksMax: ticks(5 * time.Second),
 		AbortTicks: ticks(2 * time.Second), StandBackTicks: ticks(300 * time.Millisecond),
 	}
 }
@@ -234,6 +257,10 @@ func (o *multiOracle) Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.R
 // abandonsMax bounds the questions of Abandon on their way; one too many is dropped, and the regions ask.
 const abandonsMax = 256
 
+// abandonsMore is how often a question of Abandon is asked again that may not have come to pd. Until then
+// regions ask by themselves.
+const abandonsMore = 10
+
 // Abandon implements router.Oracle, and is what regions ask when a decision does not come (T6); they
 // repeat it.
 func (o *multiOracle) Abandon(attempt pdpb.AttemptID) {
@@ -241,7 +268,18 @@ func (o *multiOracle) Abandon(attempt pdpb.AttemptID) {
 		o.abandons.Add(-1)
 		return
 	}
-	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(order.EventResult, error) { o.abandons.Add(-1) })
+	o.abandon(attempt, abandonsMore)
+}
+
+func (o *multiOracle) abandon(attempt pdpb.AttemptID, more int) {
+	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(_ order.EventResult, err error) {
+		lost := errors.Is(err, order.ErrUnknown) || errors.Is(err, order.ErrNoLeader) || errors.Is(err, order.ErrTimeout)
+		if !lost || more == 0 {
+			o.abandons.Add(-1)
+			return
+		}
+		time.AfterFunc(releasePause, func() { o.abandon(attempt, more-1) })
+	})
 }
 
 // errOneRegion says that a store of one region has no transactions over several.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"strconv"
 	"sync"
 	"testing"
@@ -12,10 +13,14 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"google.golang.org/grpc/status"
 
+	"braid/cmd/internal/config"
 	"braid/mvcc"
 	"braid/pd/pdpb"
+	"braid/raftstore/raftid"
+	"braid/raftstore/transport/transporttest"
 	"braid/region/regionpb"
 )
 
@@ -303,6 +308,67 @@ func TestLocksOfALostCoordinator(t *testing.T) {
 	c.stop(owner)
 	leader.put("k", "2")
 	c.eventually("the lost one is gone", locks(0))
+}
+
+// TestReleaseOverAFaultyLink: a release that a link loses is sent again, when that comes back too soon for
+// its other end to be missed.
+func TestReleaseOverAFaultyLink(t *testing.T) {
+	t.Parallel() // it mostly waits
+	var way *transporttest.Proxy
+	c := newCluster(t, 3, splitAt("m"), func(cfg *config.Config) {
+		cfg.ElectionMs = 5000 // nobody is missed
+		if cfg.Name == "n0" {
+			way = transporttest.NewProxy(t, cfg.ListenPeerURLs[0].Host)
+			cfg.InitialAdvertisePeerURLs = []url.URL{{Scheme: "http", Host: way.Addr()}}
+			cfg.InitialCluster["n0"] = types.URLs(cfg.InitialAdvertisePeerURLs)
+		}
+	})
+	limits := lockLimits(50*time.Millisecond, 7*time.Second)
+	limits.LockTicksMax = 1 << 30
+	c.tune.limits = &limits
+	c.start(c.nodes...)
+	leader, owner := c.nodes[0], c.nodes[1]
+	leader.put("k", "0")
+	d := leader.n.oracle.Regions()[0]
+	hosted := leader.n.regions.get(d.ID)
+	c.eventually("the node behind the link leads", func() bool {
+		if hosted.Leading() {
+			return true
+		}
+		for _, n := range c.nodes[1:] {
+			for _, st := range n.n.store.Statuses() {
+				if h := n.n.regions.get(d.ID); st.Leading && h != nil && h.Leading() {
+					for _, r := range st.Voters {
+						if store, ok := n.n.storeOf(st.ID, raftid.ReplicaID(r)); ok && store == leader.n.self {
+							_ = n.n.store.Transfer(st.ID, raftid.ReplicaID(r)) // asked again
+						}
+					}
+				}
+			}
+		}
+		return false
+	})
+	st := owner.n.stores
+	id, err := owner.n.oracle.Attempt(within(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("the lock is granted", func() bool {
+		_, err := st.Lock(within(t), d, &regionpb.LockRequest{Region: d.ID, Epoch: d.Epoch, Attempt: id, Age: id,
+			Locks: []regionpb.LockSpan{{Span: mvcc.Key([]byte("k")), Exclusive: true}}})
+		return err == nil
+	})
+	way.Block()
+	st.Release(d, &regionpb.ReleaseRequest{Region: d.ID, Attempt: id})
+	time.Sleep(200 * time.Millisecond)
+	if n := hosted.Stats().Locks; n != 1 || !hosted.Leading() {
+		t.Fatalf("%d locks behind a link that loses everything", n)
+	}
+	way.Unblock()
+	c.eventually("the lock is free", func() bool { return hosted.Stats().Locks == 0 })
+	if !hosted.Leading() {
+		t.Error("another term would have freed it too")
+	}
 }
 
 // TestLargeTransactionIsNotStarved: while clients of all nodes write the same keys, one by one, a few
