@@ -31,8 +31,8 @@ test: ## every unit, rule and process test
 	$(GO) vet ./...
 	$(GO) test -timeout 10m ./...
 
-race: ## the same with the race detector
-	$(GO) test -race -pgo=off -timeout 20m $(RACE_PKGS)
+race: ## the same with the race detector, random tests in short
+	$(GO) test -race -short -pgo=off -timeout 20m $(RACE_PKGS)
 
 # How much the simulator runs: SEEDS from SEED on, STEPS each; ranges of seeds can run side by side.
 SEED  ?= 1
