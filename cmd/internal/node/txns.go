@@ -257,29 +257,14 @@ func (o *multiOracle) Abort(ctx context.Context, attempt pdpb.AttemptID) (mvcc.R
 // abandonsMax bounds the questions of Abandon on their way; one too many is dropped, and the regions ask.
 const abandonsMax = 256
 
-// abandonsMore is how often a question of Abandon is asked again that may not have come to pd. Until then
-// regions ask by themselves.
-const abandonsMore = 10
-
 // Abandon implements router.Oracle, and is what regions ask when a decision does not come (T6); they
-// repeat it.
+// repeat it, and the client of pd sends it again where a link has lost it.
 func (o *multiOracle) Abandon(attempt pdpb.AttemptID) {
 	if o.abandons.Add(1) > abandonsMax {
 		o.abandons.Add(-1)
 		return
 	}
-	o.abandon(attempt, abandonsMore)
-}
-
-func (o *multiOracle) abandon(attempt pdpb.AttemptID, more int) {
-	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(_ order.EventResult, err error) {
-		lost := errors.Is(err, order.ErrUnknown) || errors.Is(err, order.ErrNoLeader) || errors.Is(err, order.ErrTimeout)
-		if !lost || more == 0 {
-			o.abandons.Add(-1)
-			return
-		}
-		time.AfterFunc(releasePause, func() { o.abandon(attempt, more-1) })
-	})
+	o.client.ProposeFunc(order.Event{Kind: order.EventAbort, Attempt: attempt}, func(order.EventResult, error) { o.abandons.Add(-1) })
 }
 
 // errOneRegion says that a store of one region has no transactions over several.

@@ -20,6 +20,8 @@ import (
 	"braid/cmd/internal/config"
 	"braid/mvcc"
 	"braid/pd/pdpb"
+	"braid/raftstore"
+	"braid/raftstore/raftid"
 	"braid/raftstore/transport/transporttest"
 	"braid/region/regionpb"
 )
@@ -310,23 +312,29 @@ func TestLocksOfALostCoordinator(t *testing.T) {
 	c.eventually("the lost one is gone", locks(0))
 }
 
-// TestReleaseOverAFaultyLink: a release that a link loses is sent again, when that comes back too soon for
-// its other end to be missed.
-func TestReleaseOverAFaultyLink(t *testing.T) {
-	t.Parallel() // it mostly waits
+// faultyLinks is a cluster in which nobody is missed and nothing locked runs out, with a proxy before each node.
+func faultyLinks(t *testing.T) (*testCluster, map[string]*transporttest.Proxy) {
 	ways := map[string]*transporttest.Proxy{}
 	c := newCluster(t, 3, splitAt("m"), func(cfg *config.Config) {
-		cfg.ElectionMs = 5000 // nobody is missed
+		cfg.ElectionMs = 5000
 		way := transporttest.NewProxy(t, cfg.ListenPeerURLs[0].Host)
 		ways[cfg.Name] = way
 		cfg.InitialAdvertisePeerURLs = []url.URL{{Scheme: "http", Host: way.Addr()}}
 		cfg.InitialCluster[cfg.Name] = types.URLs(cfg.InitialAdvertisePeerURLs)
 	})
 	limits := lockLimits(50*time.Millisecond, 7*time.Second)
-	limits.LockTicksMax = 1 << 30
+	limits.LockTicksMax, limits.AbortTicks = 1<<30, 1<<30
 	c.tune.limits = &limits
 	c.start(c.nodes...)
 	c.nodes[0].put("k", "0")
+	return c, ways
+}
+
+// TestReleaseOverAFaultyLink: a release that a link loses is sent again, when that comes back too soon for
+// its other end to be missed.
+func TestReleaseOverAFaultyLink(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c, ways := faultyLinks(t)
 	d := c.nodes[0].n.oracle.Regions()[0]
 	// once says whether one node led from the lock to its end: what is granted in a term ends with it.
 	once := func() bool {
@@ -347,7 +355,7 @@ func TestReleaseOverAFaultyLink(t *testing.T) {
 		way := ways[leader.n.cfg.Name]
 		way.Block()
 		owner.n.stores.Release(d, &regionpb.ReleaseRequest{Region: d.ID, Attempt: id})
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // over a link that works it would have come by then
 		held := hosted.Stats().Locks
 		way.Unblock()
 		c.eventually("the lock is free", func() bool { return hosted.Stats().Locks == 0 })
@@ -360,6 +368,57 @@ func TestReleaseOverAFaultyLink(t *testing.T) {
 		return true
 	}
 	c.eventually("one node leads all the while", once)
+}
+
+// TestAbandonOverAFaultyLink: what asks pd for an abort comes there too when a link loses it at first; without
+// it the prepared part of an attempt that is prepared nowhere else would stay locked.
+func TestAbandonOverAFaultyLink(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c, ways := faultyLinks(t)
+	regions := c.nodes[0].n.oracle.Regions()
+	d := regions[0]
+	pd := slices.IndexFunc(c.nodes, func(n *testNode) bool {
+		return slices.ContainsFunc(n.n.store.Statuses(), func(st raftstore.GroupStatus) bool { return st.ID == raftid.PDGroup && st.Leading })
+	})
+	if pd < 0 {
+		t.Fatal("pd has no leader")
+	}
+	owner := c.nodes[(pd+1)%3]
+	id, err := owner.n.oracle.Attempt(within(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var grant regionpb.LockGrant
+	c.eventually("the lock is granted", func() bool {
+		grant, err = owner.n.stores.Lock(within(t), d, &regionpb.LockRequest{Region: d.ID, Epoch: d.Epoch, Attempt: id, Age: id,
+			Locks: []regionpb.LockSpan{{Span: mvcc.Key([]byte("k")), Exclusive: true}}})
+		return err == nil
+	})
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := owner.n.stores.Prepare(ctx, d, &regionpb.PrepareRequest{Region: d.ID, Attempt: id, Lock: grant.ID, Participants: []pdpb.RegionID{d.ID, regions[1].ID}})
+		ended <- err
+	}()
+	prepared := func(n int) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(c.nodes, func(tn *testNode) bool {
+				h := tn.n.regions.get(d.ID)
+				return h.Leading() && h.Stats().Prepared == n
+			})
+		}
+	}
+	c.eventually("a part is prepared", prepared(1))
+	way := ways[c.nodes[pd].n.cfg.Name]
+	way.Block()
+	owner.n.oracle.Abandon(id)
+	time.Sleep(200 * time.Millisecond) // over a link that works it would have come by then
+	if !prepared(1)() {
+		t.Error("pd heard it over a link that loses everything")
+	}
+	way.Unblock()
+	c.eventually("the part is given up", prepared(0))
 }
 
 // TestLargeTransactionIsNotStarved: while clients of all nodes write the same keys, one by one, a few
