@@ -68,6 +68,8 @@ func runServer(args, environ []string, stdout, stderr io.Writer) int {
 	if err := cfg.Validate(); err != nil {
 		return fail(err)
 	}
+	// Before anything is opened: it may start the program anew.
+	slackErr := allowTimerSlack(cfg.TimerSlack)
 	lg, closeLog, err := cfg.BuildLogger()
 	if err != nil {
 		return fail(err)
@@ -75,6 +77,9 @@ func runServer(args, environ []string, stdout, stderr io.Writer) int {
 	defer closeLog()
 	setGRPCLog(cfg.LogLevel, lg)
 	announce(lg, p, args)
+	if slackErr != nil {
+		lg.Warn("timers keep the exactness that the process was started with; it takes more CPU", zap.Error(slackErr))
+	}
 	if err := cfg.Prepare(lg); err != nil {
 		return fail(err)
 	}
@@ -214,6 +219,7 @@ func announce(lg *zap.Logger, p *config.Parsed, args []string) {
 		zap.String("go-version", v.Go), zap.String("platform", v.Platform), zap.Strings("args", args),
 		zap.String("member-id", types.ID(p.Config.MemberID()).String()),
 		zap.String("cluster-id", types.ID(p.Config.ClusterID()).String()),
+		zap.Duration("timer-slack", timerSlack()),
 	}, p.Config.Fields()...)...)
 	for _, n := range p.Notices {
 		if ce := lg.Check(n.Level, n.Text); ce != nil {

@@ -108,6 +108,8 @@ type Config struct {
 	// UnsafeNoFsync skips every sync of the log: for tests on slow disks; a crash of the machine
 	// may lose acknowledged writes.
 	UnsafeNoFsync bool
+	// TimerSlack is how late the kernel may wake this process's threads; not positive: as inherited.
+	TimerSlack time.Duration
 
 	log *zap.Logger // set by Prepare
 

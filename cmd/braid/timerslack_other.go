@@ -1,0 +1,10 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+// allowTimerSlack does nothing: only Linux lets a process choose.
+func allowTimerSlack(time.Duration) error { return nil }
+
+func timerSlack() time.Duration { return 0 }
