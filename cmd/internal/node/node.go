@@ -249,7 +249,7 @@ func (n *Node) openStorage() error {
 	n.wal = log
 	n.onClose(func(context.Context) error { return log.Close() })
 	eng, err := engine.Open(engine.Options{
-		Dir: filepath.Join(n.cfg.DataDir, "state"), Logger: n.log, MemTableBytes: n.tuning.memTableBytes,
+		Dir: filepath.Join(n.cfg.DataDir, "state"), Logger: n.log, MemTableBytes: n.memTableBytes(),
 		OnFlush: func() { n.regions.flushed() },
 		OnFatal: func(err error) { n.fail(fmt.Errorf("the state engine failed: %w", err)) },
 	})

@@ -1,8 +1,11 @@
 package node
 
 import (
+	"slices"
 	"time"
 
+	"braid/cmd/internal/config"
+	"braid/raftstore/raftid"
 	"braid/raftstore/wal"
 	"braid/region"
 )
@@ -39,3 +42,16 @@ func defaultTuning() tuning {
 		idleFlush: 30 * time.Second, idleSegments: 2, refusedFor: 2 * time.Second,
 	}
 }
+
+// memTableBytes is the size of the state engine's memtables, a little less on each member than on the one
+// before. Replicas write the same, so with one size all of them would be full, flushed and compacted at one
+// moment; like this most of the replicas of a group are free of that at any time.
+func (n *Node) memTableBytes() int64 {
+	if n.tuning.memTableBytes != 0 {
+		return n.tuning.memTableBytes
+	}
+	at := slices.IndexFunc(n.members, func(m config.Member) bool { return raftid.StoreID(m.ID) == n.self })
+	return memTableBytes - memTableBytes/2*int64(max(at, 0))/int64(len(n.members))
+}
+
+const memTableBytes = 64 << 20
