@@ -172,10 +172,11 @@ func (s *Store) AddGroup(cfg GroupConfig) error {
 	if err != nil {
 		return err
 	}
+	// From here on the log's report on what NewGroup appended makes a worker the owner.
 	r.mail.Lock()
 	r.group = g
-	r.mail.Unlock()
 	r.publish()
+	r.mail.Unlock()
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.life.closed {

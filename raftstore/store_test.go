@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -385,6 +386,37 @@ func TestFatal(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Close()
+}
+
+// TestAddGroupBesideTheLog: what a new group appends is durable, and a worker runs the group, before AddGroup
+// is done with it. The race detector is the judge.
+func TestAddGroupBesideTheLog(t *testing.T) {
+	s := NewStore(StoreConfig{TickInterval: time.Millisecond, OnFatal: func(err error) { t.Error(err) }})
+	defer s.Close()
+	for g := raftid.GroupID(2); g < 50; g++ {
+		var waited atomic.Bool
+		if err := s.AddGroup(GroupConfig{
+			ID: g, Replica: 1, ConfState: &raftpb.ConfState{Voters: []uint64{1}, Learners: []uint64{2}}, Applied: 5, AppliedTerm: 1, Log: laterLog{NewMemDisk().Log(g)}, Machine: &lockedToy{toy: toy{applied: wal.Position{Index: 5, Term: 1}}},
+			Peers: func(raftid.ReplicaID) (raftid.StoreID, bool) {
+				if !waited.Swap(true) {
+					time.Sleep(5 * time.Millisecond) // AddGroup asks, and the worker has its turn
+				}
+				return 1, true
+			},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// laterLog is durable a moment later, by another goroutine's doing.
+type laterLog struct{ *MemLog }
+
+func (l laterLog) Append(rec *wal.Record) {
+	done := rec.Done
+	rec.Done = func() { time.AfterFunc(time.Millisecond, done) }
+	l.MemLog.Append(rec)
+	l.disk.Flush(-1)
 }
 
 // flushingLog is durable at once.
