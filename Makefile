@@ -16,16 +16,20 @@ BENCH_PKGS ?= $(sort $(dir $(addprefix ./,$(shell git ls-files '*_test.go' | xar
 # Packages with goroutines. The simulator has one, and would only be slow.
 RACE_PKGS ?= $(shell $(GO) list ./... | grep -v -e /sim$$ -e /rules$$)
 
-.PHONY: help build run test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common etcd-e2e kubernetes pgo ci
+.PHONY: help build run etcdctl test race sim bench lint staticcheck generate fmt clean etcd-diff robustness etcd-robustness etcd-common etcd-e2e kubernetes pgo ci
 
 help: ## list the targets
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 build: ## bin/braid
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/braid
 
 run: build ## a full store on this machine, data in default.braid
 	$(BIN)
+
+# go install refuses etcdctl for the replacements in its go.mod, so the module with the comparisons builds it.
+etcdctl: ## bin/etcdctl, etcd's own client
+	cd cmd/tests && $(GO) build -o $(CURDIR)/bin/etcdctl go.etcd.io/etcd/etcdctl/v3
 
 test: ## every unit, rule and process test
 	$(GO) vet ./...
