@@ -294,6 +294,7 @@ Usage:
   braid pd status|transfer      see the placement group, move its leadership
   braid cluster start|status|stop
                                 try out a cluster of several nodes on this machine
+  braid bench put|get|...       measure a store that speaks etcd's API; bench --help lists the loads
   braid --version
 
 Every flag can be given as an environment variable (--data-dir is ETCD_DATA_DIR) or as a key of
