@@ -117,8 +117,13 @@ func (v *Versus) Print(w io.Writer) error {
 	}
 	for side, rounds := range v.Rounds {
 		failed := int64(0)
+		var warnings []string
 		for _, r := range rounds {
 			failed += r.Failed()
+			warnings = append(warnings, r.Warnings...)
+		}
+		if len(warnings) > 0 { // those of other rounds are much the same
+			fmt.Fprintf(w, "\n%s: warning: %s\n", v.Names[side], warnings[0])
 		}
 		if failed > 0 {
 			fmt.Fprintf(w, "\n%s: %d requests failed; -o json says why\n", v.Names[side], failed)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,8 @@ const expiryGrace = 2 * time.Minute
 
 // Expiry grants leases, puts a key with each, lets all of them expire, and measures from when a
 // lease was due, by its grant's answer, until a watcher learns that its key is gone. The load says
-// the keys, their values and the time to live.
+// the names of the keys and the time to live, the options the clients that grant, their connections
+// and the timeout.
 func Expiry(ctx context.Context, target Target, load Load, opts Options, leases int64, observe Observer) (*Report, error) {
 	load.Name, load.Mix = fmt.Sprintf("expiry of %d leases", leases), []Share{{"put", 1}}
 	load.Keys.Space = leases
@@ -37,6 +39,8 @@ func Expiry(ctx context.Context, target Target, load Load, opts Options, leases 
 	defer closeAll(conns)
 	began := time.Now()
 	watchCtx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	defer cancel()
 	k := &load.Keys
 	events := conns[0].Watch(watchCtx, k.Key(0), clientv3.WithRange(k.end(leases)), clientv3.WithCreatedNotify())
@@ -48,11 +52,16 @@ func Expiry(ctx context.Context, target Target, load Load, opts Options, leases 
 	case <-time.After(opts.Timeout):
 		return nil, errors.New("the watcher was not made in time")
 	}
+	// Leases may end while others are granted, so the watcher's answers get their time as they come.
+	ends := make(chan keyEnd, leases)
+	watched := make(chan error, 1)
+	wg.Go(func() { watched <- receiveEnds(watchCtx, events, ends) })
 	due := make([]time.Time, leases) // by key number; written before the key is put
 	if err := grantAll(ctx, conns, &load, opts, due, observe.Progress); err != nil {
 		return nil, err
 	}
-	granted := time.Since(began)
+	allGranted := time.Now()
+	granted := allGranted.Sub(began)
 	r := newRecorder([]string{expiryKind})
 	numbers := make(map[string]int64, leases)
 	for n := range leases {
@@ -61,36 +70,29 @@ func Expiry(ctx context.Context, target Target, load Load, opts Options, leases 
 	grace := time.NewTimer(time.Duration(load.LeaseTTL)*time.Second + expiryGrace)
 	defer grace.Stop()
 	var gone int64
-	var first, last time.Time
+	var first, last, end time.Time
 	var s series
 	interrupted := false
 wait:
 	for gone < leases {
 		select {
-		case resp, ok := <-events:
-			if err := resp.Err(); err != nil || !ok {
-				if ctx.Err() != nil {
-					interrupted = true
-					break wait
-				}
-				return nil, fmt.Errorf("the watcher ended: %w", err)
+		case err := <-watched:
+			if ctx.Err() != nil {
+				interrupted = true
+				break wait
 			}
-			now := time.Now()
-			for _, e := range resp.Events {
-				if e.Type != clientv3.EventTypeDelete {
-					continue
-				}
-				if gone == 0 {
-					first, last = now, now
-				}
-				gone++
-				r.add(0, outcome{latency: max(now.Sub(due[numbers[string(e.Kv.Key)]]), 0), timed: true, ended: true})
+			return nil, fmt.Errorf("the watcher ended: %w", err)
+		case e := <-ends:
+			if gone == 0 {
+				first, last = e.at, e.at
 			}
-			if !first.IsZero() && now.Sub(last) > progressInterval {
-				s.add(r.roll(last.Sub(first), now.Sub(first)))
-				last = now
+			gone, end = gone+1, e.at
+			r.add(0, outcome{latency: max(e.at.Sub(due[numbers[e.key]]), 0), timed: true, ended: true})
+			if e.at.Sub(last) > progressInterval {
+				s.add(r.roll(last.Sub(first), e.at.Sub(first)))
+				last = e.at
 			}
-			if observe.Progress != nil {
+			if observe.Progress != nil && gone%64 == 0 {
 				observe.Progress(Progress{Phase: "waiting for expiry", Done: float64(gone) / float64(leases)})
 			}
 		case <-grace.C:
@@ -102,8 +104,15 @@ wait:
 	}
 	rep := &Report{Load: load.Name, Endpoints: target.Endpoints, Began: began, Clients: opts.Clients, Connections: len(conns), Interrupted: interrupted}
 	if !first.IsZero() {
-		rep.Seconds = time.Since(first).Seconds()
-		s.add(r.roll(last.Sub(first), time.Since(first)))
+		if gone < leases {
+			end = time.Now()
+		}
+		rep.Seconds = end.Sub(first).Seconds()
+		s.add(r.roll(last.Sub(first), end.Sub(first)))
+	}
+	if slices.MinFunc(due, time.Time.Compare).Before(allGranted) {
+		rep.Warnings = append(rep.Warnings, fmt.Sprintf("granting took %s, and leases were due before it was over, so they did not end together; see --ttl",
+			granted.Round(time.Millisecond)))
 	}
 	rep.Series = s.report()
 	kinds, errs := r.totals()
@@ -114,6 +123,33 @@ wait:
 	rep.Kinds = []KindReport{summary(expiryKind, kinds[0], rep.Seconds)}
 	rep.Figures = []Figure{{"grants and puts", float64(leases) / granted.Seconds(), "/s"}}
 	return rep, nil
+}
+
+// keyEnd is when the watcher learned that a key is gone.
+type keyEnd struct {
+	key string
+	at  time.Time
+}
+
+// receiveEnds notes when keys end, until the watch does. The channel has room for all of them.
+func receiveEnds(ctx context.Context, events clientv3.WatchChan, ends chan<- keyEnd) error {
+	for resp := range events {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		now := time.Now()
+		for _, e := range resp.Events {
+			if e.Type != clientv3.EventTypeDelete {
+				continue
+			}
+			select {
+			case ends <- keyEnd{string(e.Kv.Key), now}:
+			case <-ctx.Done(): // somebody else deletes the keys too
+				return ctx.Err()
+			}
+		}
+	}
+	return errors.New("no more answers come")
 }
 
 // grantAll grants a lease for each key and puts the key with it.

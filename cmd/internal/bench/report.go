@@ -26,6 +26,7 @@ type Report struct {
 	Kinds       []KindReport     `json:"kinds"`             // one a kind of request, in the order of the load
 	Errors      map[string]int64 `json:"errors"`            // by text
 	Figures     []Figure         `json:"figures,omitempty"` // what else a load measures
+	Warnings    []string         `json:"warnings,omitempty"`
 	Series      []Point          `json:"series"`
 }
 
@@ -171,6 +172,9 @@ func (r *Report) Print(w io.Writer) error {
 	}
 	if r.Unsent > 0 {
 		fmt.Fprintf(w, "\n%d requests were due and could not be sent: the store, or %d clients, cannot keep up with the rate\n", r.Unsent, r.Clients)
+	}
+	for _, warning := range r.Warnings {
+		fmt.Fprintf(w, "\nwarning: %s\n", warning)
 	}
 	if len(r.Errors) == 0 {
 		_, err := fmt.Fprintln(w, "\nno errors")
