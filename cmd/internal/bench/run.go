@@ -167,6 +167,11 @@ func (r *run) measure(ctx context.Context, conns []*clientv3.Client) (report *Re
 	if err != nil {
 		return nil, err
 	}
+	if r.opts.WarmUp == 0 { // the first request counts
+		if err := r.beginMeasuring(); err != nil {
+			return nil, err
+		}
+	}
 	r.begin = time.Since(r.base)
 	sent := make(chan struct{})
 	var wg sync.WaitGroup
@@ -188,6 +193,17 @@ func (r *run) measure(ctx context.Context, conns []*clientv3.Client) (report *Re
 		return nil, err
 	}
 	return r.report(began, series, interrupted), nil
+}
+
+// beginMeasuring begins the measured time.
+func (r *run) beginMeasuring() error {
+	if r.observe.Begin != nil {
+		if err := r.observe.Begin(); err != nil {
+			return err
+		}
+	}
+	r.from.Store(int64(time.Since(r.base)))
+	return nil
 }
 
 // clients makes the senders and prepares them.
@@ -233,6 +249,16 @@ func (r *run) watchClock(ctx context.Context, sent <-chan struct{}) (s *series, 
 	timer := time.NewTimer(r.opts.WarmUp)
 	defer timer.Stop()
 	phase, began := PhaseWarmUp, time.Now()
+	measure := func() {
+		phase, began = PhaseMeasure, r.base.Add(time.Duration(r.from.Load()))
+		timer.Stop()
+		if r.opts.Duration > 0 {
+			timer.Reset(r.opts.Duration)
+		}
+	}
+	if r.from.Load() != never {
+		measure()
+	}
 	var last time.Duration // end of the series
 	roll := func() {
 		now := time.Since(began)
@@ -264,16 +290,10 @@ func (r *run) watchClock(ctx context.Context, sent <-chan struct{}) (s *series, 
 			if phase == PhaseMeasure {
 				return s, false, end()
 			}
-			if r.observe.Begin != nil {
-				if err := r.observe.Begin(); err != nil {
-					return s, false, err
-				}
+			if err := r.beginMeasuring(); err != nil {
+				return s, false, err
 			}
-			phase, began = PhaseMeasure, time.Now()
-			r.from.Store(int64(began.Sub(r.base)))
-			if r.opts.Duration > 0 {
-				timer.Reset(r.opts.Duration)
-			}
+			measure()
 		case <-sent: // by their number
 			return s, false, end()
 		case <-ctx.Done():
@@ -377,6 +397,9 @@ func (r *run) one(ctx context.Context, c *client, s *share, began time.Duration)
 		return true // the run was interrupted, and it with it
 	}
 	o := outcome{kind: s.first, latency: now - began, timed: int64(began) >= r.from.Load(), ended: r.inside(now)}
+	if r.opts.Count > 0 {
+		o.ended = o.ended && o.timed // what was under way when the measured time began is not of the number
+	}
 	if second {
 		o.kind = s.second
 	}
