@@ -189,9 +189,16 @@ func TestBenchRefuses(t *testing.T) {
 			t.Errorf("braid %s: status %d, %q, want %q", args, cmd.ProcessState.ExitCode(), stderr.String(), want)
 		}
 	}
-	cmd := program(t, "idle", "bench", "put", "--endpoints=127.0.0.1:1")
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "127.0.0.1:1 does not answer") {
-		t.Errorf("%v: %s", err, out)
+	for args, want := range map[string]string{
+		"bench put --endpoints=127.0.0.1:1": "braid: 127.0.0.1:1 does not answer: connection refused\n",
+		"bench put --endpoints=foo":         "braid: foo does not answer: missing port in address\n",
+		"pd status --endpoints=127.0.0.1:1": "braid: 127.0.0.1:1: no connection: connection refused\n",
+		"pd status --endpoints=foo":         "braid: foo: no connection: missing port in address\n",
+	} {
+		out, err := program(t, "idle", strings.Fields(args)...).CombinedOutput()
+		if err == nil || string(out) != want {
+			t.Errorf("braid %s: %v: %s", args, err, out)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"braid/cmd/internal/admin"
+	"braid/cmd/internal/bench"
 )
 
 // clientFlags say which nodes to ask and how; they have etcdctl's names, and like etcdctl's they
@@ -124,7 +125,11 @@ func (f *clientFlags) with(cmd *cobra.Command, fn func(ctx context.Context, c *a
 		case codes.OK:
 			return nil
 		case codes.Unavailable:
-			errs = append(errs, fmt.Errorf("%s: %s", ep, status.Convert(err).Message()))
+			text := status.Convert(err).Message()
+			if reason, failed := bench.ConnectionError(text); failed {
+				text = "no connection: " + reason
+			}
+			errs = append(errs, fmt.Errorf("%s: %s", ep, text))
 		case codes.Unimplemented:
 			return fmt.Errorf("%s does not serve braid's admin service: is it a braid node?", ep)
 		default:

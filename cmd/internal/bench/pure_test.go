@@ -182,6 +182,9 @@ func TestErrorText(t *testing.T) {
 		"ResourceExhausted: etcdserver: too": rpctypes.Error(rpctypes.ErrGRPCRequestTooManyRequests),
 		"Unavailable: closing":               status.Error(codes.Unavailable, "closing {127.0.0.1:1234}"),
 		"boom":                               errors.New("boom"),
+		"connection refused":                 status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1234: connect: connection refused"`),
+		"missing port in address":            status.Error(codes.Unavailable, `last connection error: connection error: desc = "transport: Error while dialing: dial tcp: address x: missing port in address"`),
+		"authentication handshake failed: x": status.Error(codes.Unavailable, `connection error: desc = "transport: authentication handshake failed: x"`),
 	} {
 		if got := errorText(err); !strings.HasPrefix(got, want) || strings.Contains(got, "1234") {
 			t.Errorf("%q, want %q", got, want)

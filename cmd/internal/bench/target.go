@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -56,8 +58,14 @@ func (t *Target) dial(ctx context.Context, n int) ([]*clientv3.Client, error) {
 	var wg sync.WaitGroup
 	for i, c := range conns {
 		wg.Go(func() {
-			if _, err := c.Get(ctx, "\x00", clientv3.WithCountOnly(), clientv3.WithSerializable()); err != nil {
-				errs[i] = fmt.Errorf("%s does not answer: %s", c.Endpoints()[0], errorText(err))
+			// Not through clientv3, which would try again until the time is up and forget why.
+			kv := pb.NewKVClient(c.ActiveConnection())
+			if _, err := kv.Range(ctx, &pb.RangeRequest{Key: []byte{0}, CountOnly: true, Serializable: true}); err != nil {
+				reason := errorText(err)
+				if ctx.Err() != nil {
+					reason = "timeout of the client"
+				}
+				errs[i] = fmt.Errorf("%s does not answer: %s", c.Endpoints()[0], reason)
 			}
 		})
 	}
@@ -89,6 +97,9 @@ func errorText(err error) string {
 	}
 	if s, ok := status.FromError(err); ok && s.Code() != codes.Unknown {
 		text := s.Message()
+		if reason, failed := ConnectionError(text); failed {
+			return reason
+		}
 		if s.Code() == codes.Unavailable { // names sockets and their ports
 			text, _, _ = strings.Cut(text, "{")
 		}
@@ -99,4 +110,27 @@ func errorText(err error) string {
 		return fmt.Sprintf("%s: %s", s.Code(), text)
 	}
 	return err.Error()
+}
+
+// ConnectionError is what is to be said of gRPC's text about a connection that was not made: the
+// reason, without the layers that passed it on. ok is false for any other text.
+func ConnectionError(text string) (reason string, ok bool) {
+	_, rest, ok := strings.Cut(text, `connection error: desc = `)
+	if !ok {
+		return "", false
+	}
+	quoted, err := strconv.QuotedPrefix(rest)
+	if err != nil {
+		return "", false
+	}
+	reason, err = strconv.Unquote(quoted)
+	if err != nil {
+		return "", false
+	}
+	reason = strings.TrimPrefix(reason, "transport: ")
+	if dial, ok := strings.CutPrefix(reason, "Error while dialing: "); ok {
+		// The last part is the reason; those before it name the address, which is said already.
+		reason = strings.TrimSpace(dial[strings.LastIndex(dial, ": ")+1:])
+	}
+	return reason, true
 }
