@@ -19,7 +19,7 @@ import (
 	"braid/cmd/internal/config"
 )
 
-// benchFlags are the flags of the loads.
+// benchFlags are the flags of a load; each load registers those that it heeds.
 type benchFlags struct {
 	clientFlags
 	user    string
@@ -32,30 +32,76 @@ type benchFlags struct {
 	plot    string
 }
 
-func (f *benchFlags) registerLoad(fs *pflag.FlagSet) {
+// newBenchFlags has the defaults of what a load has no flag for.
+func newBenchFlags() *benchFlags {
+	f := &benchFlags{dist: bench.Uniform, options: bench.Options{Duration: 10 * time.Second}}
+	f.load.Defaults()
+	return f
+}
+
+// registerLoad registers the flags that every load has.
+func (f *benchFlags) registerLoad(cmd *cobra.Command) {
+	f.register(cmd)
+	fs := cmd.PersistentFlags()
+	fs.Lookup("command-timeout").Usage = "timeout of a request"
+	fs.Lookup("endpoints").Usage = "nodes to send to"
 	fs.StringVar(&f.user, "user", "", "NAME:PASSWORD of a store with authentication")
 	fs.IntVar(&f.options.Clients, "clients", 64, "clients that send at the same time")
 	fs.IntVar(&f.options.Connections, "conns", 8, "connections they share, spread over the endpoints")
-	fs.Float64Var(&f.options.Rate, "rate", 0, "requests per second of all clients (open loop); 0: as fast as answers come (closed loop)")
-	fs.DurationVar(&f.options.WarmUp, "warm-up", time.Second, "time that is not measured, before the duration")
-	fs.DurationVar(&f.options.Duration, "duration", 10*time.Second, "measured time; 0: until --count")
-	fs.Int64Var(&f.options.Count, "count", 0, "end after so many requests; 0: after the duration")
-	fs.StringVar(&f.load.Keys.Prefix, "prefix", "", "what all keys begin with")
-	fs.IntVar(&f.load.Keys.Size, "key-size", 16, "bytes of a key, prefix included")
-	fs.IntVar(&f.load.ValueSize, "value-size", 256, "bytes of a value")
-	fs.Int64Var(&f.load.Keys.Space, "keys", 100_000, "keys in the key space")
-	fs.StringVar(&f.dist, "dist", bench.Uniform, "which keys: uniform, sequential, zipf[:EXPONENT] or hot[:SHARE:PART], SHARE of the requests to the first PART of the space")
-	fs.BoolVar(&f.noFill, "no-fill", false, "do not write missing keys before a load that reads")
-	fs.Int64Var(&f.load.RangeKeys, "range-keys", 1000, "keys of a range")
-	fs.Int64Var(&f.load.Page, "page", 500, "keys of a page (list)")
-	fs.IntVar(&f.load.TxnKeys, "txn-keys", 10, "puts of a transaction (txn)")
-	fs.IntVar(&f.load.TxnParts, "txn-parts", 5, "equal parts of the key space that a transaction touches (txn)")
-	fs.Int64Var(&f.load.LeaseTTL, "ttl", 60, "time to live of leases, seconds")
-	fs.IntVar(&f.load.Watchers, "watchers", 0, "watchers that receive events meanwhile; the delivery is measured too")
-	fs.IntVar(&f.load.WatchParts, "watch-parts", 1, "equal parts of the key space; each watcher watches one of them")
 	fs.StringSliceVar(&f.against, "against", nil, "endpoints of a second store: rounds alternate between both, and ratios are printed")
 	fs.IntVar(&f.rounds, "rounds", 5, "rounds of each store (with --against)")
 	fs.StringVar(&f.plot, "plot", "", "write the result as a picture to this SVG file")
+}
+
+func (f *benchFlags) registerRate(fs *pflag.FlagSet, rate float64) {
+	fs.Float64Var(&f.options.Rate, "rate", rate, "requests per second of all clients (open loop); 0: as fast as answers come (closed loop)")
+}
+
+func (f *benchFlags) registerTime(fs *pflag.FlagSet) {
+	fs.DurationVar(&f.options.WarmUp, "warm-up", time.Second, "time that is not measured, before the duration; none with --count unless it is given")
+	fs.DurationVar(&f.options.Duration, "duration", 10*time.Second, "measured time; 0: until --count, as when only that is given")
+	fs.Int64Var(&f.options.Count, "count", 0, "end after so many requests; 0: after the duration")
+}
+
+func (f *benchFlags) registerNames(fs *pflag.FlagSet) {
+	fs.StringVar(&f.load.Keys.Prefix, "prefix", "", "what all keys begin with")
+	fs.IntVar(&f.load.Keys.Size, "key-size", 16, "bytes of a key, prefix included")
+}
+
+func (f *benchFlags) registerKeys(fs *pflag.FlagSet) {
+	f.registerNames(fs)
+	fs.Int64Var(&f.load.Keys.Space, "keys", 100_000, "keys in the key space")
+	fs.StringVar(&f.dist, "dist", bench.Uniform, "which keys: uniform, sequential, zipf[:EXPONENT] or hot[:SHARE:PART], SHARE of the requests to the first PART of the space")
+}
+
+func (f *benchFlags) registerValues(fs *pflag.FlagSet) {
+	fs.IntVar(&f.load.ValueSize, "value-size", 256, "bytes of a value")
+}
+
+// registerFill is for loads that read keys, which are written first.
+func (f *benchFlags) registerFill(fs *pflag.FlagSet) {
+	f.registerValues(fs)
+	fs.BoolVar(&f.noFill, "no-fill", false, "do not write missing keys before a load that reads")
+}
+
+func (f *benchFlags) registerRange(fs *pflag.FlagSet) {
+	fs.Int64Var(&f.load.RangeKeys, "range-keys", 1000, "keys of a range")
+	fs.Int64Var(&f.load.Page, "page", 500, "keys of a page (list)")
+}
+
+func (f *benchFlags) registerTxn(fs *pflag.FlagSet) {
+	fs.IntVar(&f.load.TxnKeys, "txn-keys", 10, "puts of a transaction")
+	fs.IntVar(&f.load.TxnParts, "txn-parts", 5, "equal parts of the key space that a transaction touches")
+}
+
+func (f *benchFlags) registerLease(fs *pflag.FlagSet, ttl int64) {
+	fs.Int64Var(&f.load.LeaseTTL, "ttl", ttl, "time to live of leases, seconds")
+}
+
+// registerWatchers is for loads that put; parts is the default of --watch-parts.
+func (f *benchFlags) registerWatchers(fs *pflag.FlagSet, watchers, parts int) {
+	fs.IntVar(&f.load.Watchers, "watchers", watchers, "watchers that receive events meanwhile; the delivery is measured too")
+	fs.IntVar(&f.load.WatchParts, "watch-parts", parts, "equal parts of the key space; each watcher watches one of them; 0: as many as there are watchers")
 }
 
 // target makes the target of the endpoints.
@@ -95,10 +141,16 @@ func (f *benchFlags) prepare(cmd *cobra.Command) error {
 	if f.load.Keys.Dist, err = bench.ParseDist(f.dist); err != nil {
 		return &config.UsageError{Msg: "--dist: " + err.Error()}
 	}
-	if f.options.Count > 0 && !cmd.Flags().Changed("duration") {
-		f.options.Duration = 0
+	if f.options.Count > 0 {
+		unless(cmd, "duration", func() { f.options.Duration = 0 })
+		unless(cmd, "warm-up", func() { f.options.WarmUp = 0 })
 	}
 	f.load.RangeKeys = min(f.load.RangeKeys, f.load.Keys.Space)
+	unless(cmd, "txn-keys", func() { f.load.TxnKeys = int(min(int64(f.load.TxnKeys), f.load.Keys.Space)) })
+	unless(cmd, "txn-parts", func() { f.load.TxnParts = min(f.load.TxnParts, f.load.TxnKeys) })
+	if f.load.WatchParts == 0 {
+		f.load.WatchParts = max(f.load.Watchers, 1)
+	}
 	if f.rounds < 1 {
 		return &config.UsageError{Msg: "--rounds must be at least 1"}
 	}
@@ -135,7 +187,10 @@ func (f *benchFlags) runLoad(cmd *cobra.Command, measure bench.Measure) error {
 		if err != nil {
 			return err
 		}
-		return f.show(cmd, report, []string{""}, report)
+		if err := f.show(cmd, report, []string{""}, report); err != nil {
+			return err
+		}
+		return succeeded(report)
 	}
 	other, err := f.benchTarget(f.against)
 	if err != nil {
@@ -150,14 +205,27 @@ func (f *benchFlags) runLoad(cmd *cobra.Command, measure bench.Measure) error {
 	if err != nil {
 		return err
 	}
-	return f.show(cmd, v, names[:], v.Rounds[0][0], v.Rounds[1][0])
+	if err := f.show(cmd, v, names[:], v.Rounds[0][0], v.Rounds[1][0]); err != nil {
+		return err
+	}
+	return errors.Join(succeeded(v.Rounds[0]...), succeeded(v.Rounds[1]...))
+}
+
+// succeeded is an error when reports of a store have nothing but failures.
+func succeeded(reports ...*bench.Report) error {
+	for _, r := range reports {
+		if r.Interrupted || r.Succeeded() {
+			return nil
+		}
+	}
+	return fmt.Errorf("no request succeeded at %s", strings.Join(reports[0].Endpoints, ","))
 }
 
 // show prints a result and draws its reports.
 func (f *benchFlags) show(cmd *cobra.Command, result interface{ Print(io.Writer) error }, names []string, reports ...*bench.Report) error {
 	if f.plot != "" {
 		var picture bytes.Buffer
-		if err := bench.Plot(&picture, f.load.Name, names, reports); err != nil {
+		if err := bench.Plot(&picture, names, reports); err != nil {
 			return err
 		}
 		if err := os.WriteFile(f.plot, picture.Bytes(), 0o644); err != nil {
@@ -170,91 +238,170 @@ func (f *benchFlags) show(cmd *cobra.Command, result interface{ Print(io.Writer)
 	return result.Print(cmd.OutOrStdout())
 }
 
-// unless sets a default of one subcommand: it does nothing when the flag was given.
+// unless does nothing when the flag was given.
 func unless(cmd *cobra.Command, flag string, set func()) {
 	if !cmd.Flags().Changed(flag) {
 		set()
 	}
 }
 
+// loadCommand is a subcommand that sends one kind of request.
+func loadCommand(use, short, kind string, flags func(*benchFlags, *pflag.FlagSet)) *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: use, Short: short, Args: exactArgs(0), RunE: func(cmd *cobra.Command, _ []string) error {
+		return f.runKind(cmd, kind)
+	}}
+	f.registerLoad(c)
+	f.registerRate(c.Flags(), 0)
+	f.registerTime(c.Flags())
+	flags(f, c.Flags())
+	return c
+}
+
+// runKind measures a load of one kind of request.
+func (f *benchFlags) runKind(cmd *cobra.Command, kind string) error {
+	f.load.Mix, f.load.Name = []bench.Share{{Kind: kind, Weight: 1}}, kind
+	return f.runLoad(cmd, bench.Run)
+}
+
 func benchCommand() *cobra.Command {
-	var f benchFlags
-	load := func(use, short, kind string) *cobra.Command {
-		return &cobra.Command{Use: use, Short: short, Args: exactArgs(0), RunE: func(cmd *cobra.Command, _ []string) error {
-			f.load.Mix = []bench.Share{{Kind: kind, Weight: 1}}
-			f.load.Name = kind
-			return f.runLoad(cmd, bench.Run)
-		}}
+	puts := func(f *benchFlags, fs *pflag.FlagSet) {
+		f.registerKeys(fs)
+		f.registerValues(fs)
+		f.registerWatchers(fs, 0, 1)
 	}
-	get := &cobra.Command{Use: "get", Short: "read single keys", Args: exactArgs(0)}
-	serializable := get.Flags().Bool("serializable", false, "from the node that is asked, possibly stale")
-	get.RunE = func(cmd *cobra.Command, _ []string) error {
-		kind := "get"
+	lease := group("lease", "grant, keep alive or let expire leases",
+		loadCommand("grant", "grant leases", "lease-grant", func(f *benchFlags, fs *pflag.FlagSet) { f.registerLease(fs, 60) }),
+		loadCommand("keepalive", "send keepalives, a stream and a lease for each client", "keepalive", func(f *benchFlags, fs *pflag.FlagSet) { f.registerLease(fs, 60) }),
+		expiryCommand())
+	return group("bench", "measure a store that speaks etcd's API",
+		loadCommand("put", "write single keys", "put", puts),
+		getCommand(), rangeCommand(),
+		loadCommand("delete", "delete single keys", "delete", (*benchFlags).registerKeys),
+		loadCommand("cas", "compare and put, as Kubernetes updates", "cas", puts),
+		loadCommand("txn", "transactions of several puts in several parts of the key space", "txn", func(f *benchFlags, fs *pflag.FlagSet) { puts(f, fs); f.registerTxn(fs) }),
+		mixedCommand(), watchCommand(), catchUpCommand(), lease, compareCommand())
+}
+
+func getCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "get", Short: "read single keys", Args: exactArgs(0)}
+	f.registerLoad(c)
+	fs := c.Flags()
+	f.registerRate(fs, 0)
+	f.registerTime(fs)
+	f.registerKeys(fs)
+	f.registerFill(fs)
+	serializable := fs.Bool("serializable", false, "from the node that is asked, possibly stale")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *serializable {
-			kind = "get-serializable"
+			return f.runKind(cmd, "get-serializable")
 		}
-		f.load.Mix, f.load.Name = []bench.Share{{Kind: kind, Weight: 1}}, kind
-		return f.runLoad(cmd, bench.Run)
+		return f.runKind(cmd, "get")
 	}
-	mixed := &cobra.Command{Use: "mixed REQUEST=WEIGHT,...", Short: "send several kinds of requests",
+	return c
+}
+
+func rangeCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "range", Short: "read ranges", Args: exactArgs(0)}
+	f.registerLoad(c)
+	fs := c.Flags()
+	f.registerRate(fs, 0)
+	f.registerTime(fs)
+	f.registerKeys(fs)
+	f.registerFill(fs)
+	f.registerRange(fs)
+	how := fs.String("as", "range", "range (one answer), list (pages), stream, keys (only), count (only)")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch *how {
+		case "range", "list", "stream", "keys", "count":
+			return f.runKind(cmd, *how)
+		}
+		return &config.UsageError{Msg: fmt.Sprintf("--as must be range, list, stream, keys or count, not %q", *how)}
+	}
+	return c
+}
+
+func mixedCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "mixed REQUEST=WEIGHT,...", Short: "send several kinds of requests",
 		Long: "Send several kinds of requests, each as often as its weight says. The kinds:\n\n" + bench.KindHelp(),
 		Args: exactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			mix, err := bench.ParseMix(args[0])
 			if err != nil {
 				return &config.UsageError{Msg: err.Error()}
 			}
-			f.load.Mix = mix
+			f.load.Mix, f.load.Name = mix, ""
 			return f.runLoad(cmd, bench.Run)
 		}}
-	rng := &cobra.Command{Use: "range", Short: "read ranges", Args: exactArgs(0)}
-	how := rng.Flags().String("as", "range", "range (one answer), list (pages), stream, keys (only), count (only)")
-	rng.RunE = func(cmd *cobra.Command, _ []string) error {
-		switch *how {
-		case "range", "list", "stream", "keys", "count":
-		default:
-			return &config.UsageError{Msg: fmt.Sprintf("--as must be range, list, stream, keys or count, not %q", *how)}
-		}
-		f.load.Mix, f.load.Name = []bench.Share{{Kind: *how, Weight: 1}}, *how
-		return f.runLoad(cmd, bench.Run)
-	}
-	watch := &cobra.Command{Use: "watch", Short: "put while watchers receive the events (1,000 puts per second to 100 watchers unless flags say otherwise)", Args: exactArgs(0),
+	f.registerLoad(c)
+	fs := c.Flags()
+	f.registerRate(fs, 0)
+	f.registerTime(fs)
+	f.registerKeys(fs)
+	f.registerFill(fs)
+	f.registerRange(fs)
+	f.registerTxn(fs)
+	f.registerLease(fs, 60)
+	f.registerWatchers(fs, 0, 1)
+	return c
+}
+
+func watchCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "watch", Short: "put while watchers receive the events",
+		Long: "Put while watchers receive the events. Each event reaches the watchers of its part of the key space:\n" +
+			"--watchers divided by --watch-parts, one unless flags say otherwise, all with --watch-parts 1.",
+		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			unless(cmd, "watchers", func() { f.load.Watchers = 100 })
-			unless(cmd, "watch-parts", func() { f.load.WatchParts = f.load.Watchers })
-			unless(cmd, "rate", func() { f.options.Rate = 1000 })
 			f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "watch"
 			return f.runLoad(cmd, bench.Run)
 		}}
-	catchUp := &cobra.Command{Use: "catch-up", Short: "a watcher that resumes far in the past while puts go on (1,000 per second unless --rate says otherwise)", Args: exactArgs(0)}
-	behind := catchUp.Flags().Int64("behind", 100_000, "revisions; they are written first")
-	catchUp.RunE = func(cmd *cobra.Command, _ []string) error {
-		unless(cmd, "rate", func() { f.options.Rate = 1000 })
-		unless(cmd, "duration", func() { f.options.Duration = 2 * time.Minute })
+	f.registerLoad(c)
+	fs := c.Flags()
+	f.registerRate(fs, 1000)
+	f.registerTime(fs)
+	f.registerKeys(fs)
+	f.registerValues(fs)
+	f.registerWatchers(fs, 100, 0)
+	return c
+}
+
+func catchUpCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "catch-up", Short: "a watcher that resumes far in the past while puts go on", Args: exactArgs(0)}
+	f.registerLoad(c)
+	fs := c.Flags()
+	fs.Float64Var(&f.options.Rate, "rate", 1000, "puts per second meanwhile")
+	fs.DurationVar(&f.options.WarmUp, "warm-up", time.Second, "time that is not measured, before the puts are measured without the watcher, which takes three times as long")
+	fs.DurationVar(&f.options.Duration, "duration", 2*time.Minute, "time within which the watcher has to catch up")
+	f.registerKeys(fs)
+	f.registerValues(fs)
+	behind := fs.Int64("behind", 100_000, "revisions; they are written first")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "catch-up"
 		return f.runLoad(cmd, func(ctx context.Context, t bench.Target, l bench.Load, o bench.Options, ob bench.Observer) (*bench.Report, error) {
 			return bench.CatchUp(ctx, t, l, o, *behind, ob)
 		})
 	}
-	expiry := &cobra.Command{Use: "expiry", Short: "many leases with a key each that expire at about the same time", Args: exactArgs(0)}
-	leases := expiry.Flags().Int64("leases", 10_000, "how many")
-	expiry.RunE = func(cmd *cobra.Command, _ []string) error {
-		unless(cmd, "ttl", func() { f.load.LeaseTTL = 10 })
+	return c
+}
+
+func expiryCommand() *cobra.Command {
+	f := newBenchFlags()
+	c := &cobra.Command{Use: "expiry", Short: "many leases with a key each that expire at about the same time", Args: exactArgs(0)}
+	f.registerLoad(c)
+	fs := c.Flags()
+	c.PersistentFlags().Lookup("clients").Usage = "clients that grant at the same time"
+	f.registerNames(fs)
+	f.registerLease(fs, 10)
+	leases := fs.Int64("leases", 10_000, "how many")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "expiry"
 		return f.runLoad(cmd, func(ctx context.Context, t bench.Target, l bench.Load, o bench.Options, ob bench.Observer) (*bench.Report, error) {
 			return bench.Expiry(ctx, t, l, o, *leases, ob)
 		})
 	}
-	lease := group("lease", "grant, keep alive or let expire leases",
-		load("grant", "grant leases", "lease-grant"), load("keepalive", "send keepalives, a stream and a lease for each client", "keepalive"), expiry)
-	loads := []*cobra.Command{
-		load("put", "write single keys", "put"), get, rng,
-		load("delete", "delete single keys", "delete"),
-		load("cas", "compare and put, as Kubernetes updates", "cas"),
-		load("txn", "transactions of several puts in several parts of the key space", "txn"),
-		mixed, watch, catchUp, lease}
-	for _, c := range loads {
-		f.register(c)
-		f.registerLoad(c.PersistentFlags())
-	}
-	return group("bench", "measure a store that speaks etcd's API", append(loads, compareCommand())...)
+	return c
 }

@@ -93,9 +93,13 @@ var versusColumns = []struct {
 // Print writes the comparison for people: medians, and the ratios of the rounds with their spread.
 func (v *Versus) Print(w io.Writer) error {
 	first := v.Rounds[0][0]
-	fmt.Fprintf(w, "%s: %d clients on %d connections, %d rounds of %.1f s in turn\n\n", first.Load, first.Clients, first.Connections, len(v.Rounds[0]), first.Seconds)
+	fmt.Fprintf(w, "%s: %d clients on %d connections, %d rounds of %.1f s in turn\n", first.Load, first.Clients, first.Connections, len(v.Rounds[0]), first.Seconds)
+	for side, name := range v.Names {
+		fmt.Fprintf(w, "%s: %s\n", letter(side), name)
+	}
+	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "\t\t%s\t%s\tratio\tleast\tmost\n", v.Names[0], v.Names[1])
+	fmt.Fprintln(tw, "\t\tA\tB\tA/B\tleast\tmost")
 	for i, k := range first.Kinds {
 		for _, c := range versusColumns {
 			var values [2][]float64
@@ -123,10 +127,10 @@ func (v *Versus) Print(w io.Writer) error {
 			warnings = append(warnings, r.Warnings...)
 		}
 		if len(warnings) > 0 { // those of other rounds are much the same
-			fmt.Fprintf(w, "\n%s: warning: %s\n", v.Names[side], warnings[0])
+			fmt.Fprintf(w, "\n%s: warning: %s\n", letter(side), warnings[0])
 		}
 		if failed > 0 {
-			fmt.Fprintf(w, "\n%s: %d requests failed; -o json says why\n", v.Names[side], failed)
+			fmt.Fprintf(w, "\n%s: %d requests failed; -o json says why\n", letter(side), failed)
 		}
 	}
 	return nil

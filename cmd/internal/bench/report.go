@@ -142,6 +142,11 @@ func (r *Report) Failed() (sum int64) {
 	return sum
 }
 
+// Succeeded says whether any request did.
+func (r *Report) Succeeded() bool {
+	return slices.ContainsFunc(r.Kinds, func(k KindReport) bool { return k.Count > 0 || k.Latency.Max > 0 })
+}
+
 // Print writes the report for people.
 func (r *Report) Print(w io.Writer) error {
 	loop := "closed loop"

@@ -23,7 +23,20 @@ const (
 	marginRight  = 150.0 // the legend's
 	marginTop    = 34.0
 	marginBottom = 42.0
+	keyHeight    = 18.0 // of a line of the key
+	keyTextMax   = 110  // characters of it that fit
 )
+
+// letter is what a curve or a column is called whose name is too long.
+func letter(i int) string { return string(rune('A' + i)) }
+
+// shorten cuts a text to at most so many characters.
+func shorten(text string, most int) string {
+	if r := []rune(text); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return text
+}
 
 // palette has colours that are told apart with any kind of sight (after Okabe and Ito).
 var palette = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"}
@@ -158,22 +171,36 @@ func (s *svg) chart(top float64, title, xName, yName string, x, y scale, curves 
 			pixels[j] = [2]float64{x.at(p[0]), y.at(p[1])}
 		}
 		s.path(pixels, colour(i))
+		if c.name == "" {
+			continue
+		}
 		at := upper + 8 + 18*float64(i)
 		s.rect(right+10, at-8, 10, 10, colour(i))
 		s.text(right+26, at+1, "start", "", c.name)
 	}
 }
 
-// Plot draws reports: throughput and latency over time and the distribution of the latency. The
-// names tell several reports apart.
-func Plot(w io.Writer, title string, names []string, reports []*Report) error {
-	s := &svg{width: plotWidth, height: 3*chartHeight + 10}
+// Plot draws reports of one load: throughput and latency over time and the distribution of the
+// latency. Curves of several reports have a letter each; a key above says the names, which are too
+// long for the legend.
+func Plot(w io.Writer, names []string, reports []*Report) error {
+	s := &svg{width: plotWidth}
+	top := 0.0
+	if len(reports) > 1 {
+		for i, name := range names {
+			top += keyHeight
+			s.text(marginLeft, top+4, "start", "", letter(i)+": "+shorten(name, keyTextMax))
+		}
+	}
+	s.height = top + 3*chartHeight + 10
 	var rates, medians, tails, distribution []curve
 	var end, rateMost, latencyMost, least, most float64
 	for i, r := range reports {
-		name := names[i]
-		var rate, p50, p99 curve
-		rate.name, p50.name, p99.name = name, name+" p50", name+" p99"
+		name := ""
+		if len(reports) > 1 {
+			name = letter(i)
+		}
+		rate, p50, p99 := curve{name: name}, curve{name: strings.TrimSpace(name + " p50")}, curve{name: strings.TrimSpace(name + " p99")}
 		for _, p := range r.Series {
 			at := (p.From + p.To) / 2
 			rate.points = append(rate.points, [2]float64{at, p.PerSecond})
@@ -200,10 +227,10 @@ func Plot(w io.Writer, title string, names []string, reports []*Report) error {
 		}
 	}
 	time := linear(end)
-	s.chart(0, title+": throughput", "seconds", "per second", time, linear(rateMost), rates)
-	s.chart(chartHeight, "latency", "seconds", "ms", time, linear(latencyMost), append(medians, tails...))
+	s.chart(top, reports[0].Load+": throughput", "seconds", "per second", time, linear(rateMost), rates)
+	s.chart(top+chartHeight, "latency", "seconds", "ms", time, linear(latencyMost), append(medians, tails...))
 	percent := scale{least: 1, most: 1e5, log: true, ticks: []tick{{1, "0"}, {2, "50 %"}, {10, "90 %"}, {100, "99 %"}, {1000, "99.9 %"}, {1e4, "99.99 %"}}}
-	s.chart(2*chartHeight, "distribution of the latency", "share of the requests that took less", "ms", percent, logarithmic(least, most), distribution)
+	s.chart(top+2*chartHeight, "distribution of the latency", "share of the requests that took less", "ms", percent, logarithmic(least, most), distribution)
 	return s.writeTo(w)
 }
 

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"io"
 	"math"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // wellFormed reads a picture to its end.
@@ -25,16 +28,36 @@ func wellFormed(t *testing.T, picture string) {
 }
 
 func TestPlot(t *testing.T) {
-	full := &Report{Series: []Point{{0, 1, 100, 1, 5, 0}, {1, 2, 200, 2, 9, 0}},
+	full := &Report{Load: "a <load> & more", Series: []Point{{0, 1, 100, 1, 5, 0}, {1, 2, 200, 2, 9, 0}},
 		Kinds: []KindReport{{Kind: "put", Distribution: []Quantile{{0, 0.1}, {50, 1}, {99, 9}, {100, 10}}}}}
 	for _, reports := range [][]*Report{{full}, {full, full}, {{}}} {
 		var b strings.Builder
-		if err := Plot(&b, "a <load> & more", []string{"one", "two"}, reports); err != nil {
+		if err := Plot(&b, []string{"one", "two"}, reports); err != nil {
 			t.Fatal(err)
 		}
 		wellFormed(t, b.String())
 		if strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") {
 			t.Error("a coordinate is no number")
+		}
+		if reports[0] == full && !strings.Contains(b.String(), "a &lt;load&gt; &amp; more: throughput") {
+			t.Error("the load is not named")
+		}
+	}
+	// Names of stores go into the key; the legend beside the charts has room for a letter.
+	long := strings.Repeat("http://127.0.0.1:2379,", 9)
+	var two strings.Builder
+	if err := Plot(&two, []string{long, long}, []*Report{full, full}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">A</text>", ">B p99</text>", ">A put</text>", ">B: http://127.0.0.1:2379,"} {
+		if !strings.Contains(two.String(), want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	texts := regexp.MustCompile(`<text x="([0-9.]+)" y="[0-9.]+" text-anchor="start"[^>]*>([^<]*)<`).FindAllStringSubmatch(two.String(), -1)
+	for _, m := range texts {
+		if x, err := strconv.ParseFloat(m[1], 64); err != nil || x+6.5*float64(utf8.RuneCountInString(m[2])) > plotWidth {
+			t.Errorf("%q at %s passes the edge: %v", m[2], m[1], err)
 		}
 	}
 	var b strings.Builder
