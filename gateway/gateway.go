@@ -272,7 +272,7 @@ func (s *Server) buildGRPC() error {
 			return err
 		}
 	}
-	pb.RegisterAuthServer(s.grpc, authServer{})
+	pb.RegisterAuthServer(s.grpc, authServer{s: s})
 	s.health = health.NewServer()
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	if s.cfg.Register != nil {

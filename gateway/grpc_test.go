@@ -116,6 +116,9 @@ func TestClientWithPassword(t *testing.T) {
 	if !errors.Is(err, rpctypes.ErrAuthNotEnabled) {
 		t.Errorf("authenticate: %v", err)
 	}
+	if st, err := c.AuthStatus(t.Context()); err != nil || st.Enabled || st.AuthRevision != 1 || st.Header.Revision != 2 || st.Header.MemberId == 0 {
+		t.Errorf("status of authentication: %v, %v", st, err)
+	}
 }
 
 // TestStreamEqualsRange merges the chunks of random streams and compares them with ranges.

@@ -23,7 +23,10 @@ func unknownService(_ any, stream grpc.ServerStream) error {
 	return status.Errorf(codes.Unimplemented, "braid: there is no method %s", method)
 }
 
-type authServer struct{ pb.UnsafeAuthServer }
+type authServer struct {
+	s *Server
+	pb.UnsafeAuthServer
+}
 
 func (authServer) AuthEnable(context.Context, *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {
 	return nil, unavailable("Auth.AuthEnable")
@@ -33,8 +36,13 @@ func (authServer) AuthDisable(context.Context, *pb.AuthDisableRequest) (*pb.Auth
 	return nil, unavailable("Auth.AuthDisable")
 }
 
-func (authServer) AuthStatus(context.Context, *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
-	return nil, unavailable("Auth.AuthStatus")
+// authRevision is that of an etcd whose users and roles were never changed.
+const authRevision = 1
+
+// AuthStatus answers what etcd answers while authentication is off, as it is as long as nothing can
+// enable it.
+func (a authServer) AuthStatus(context.Context, *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
+	return &pb.AuthStatusResponse{Header: a.s.header.local(), AuthRevision: authRevision}, nil
 }
 
 // Authenticate answers what etcd answers while authentication is off. Clients that were given a name
