@@ -28,20 +28,23 @@ func compareCommand() *cobra.Command {
 		Long: "Start local clusters of braid with many raft groups, of braid with a single one and, when --etcd\n" +
 			"names a binary, of etcd; send a suite of loads to them in turn; print one table. The suite\n" +
 			"readme has these stages:\n\n" + compare.StageHelp("readme") +
+			"\nWith etcd the table has a column of goals: what many groups should reach, most of them as a\n" +
+			"multiple of etcd (≤ 0.65× is at most so much of it), and whether they did. `make binaries` in\n" +
+			"cmd/tests builds an etcd and prints where it is.\n" +
 			"\nServers and clients share the machine: trust the ratios, not the rates.",
 		Args: exactArgs(0),
 	}
 	fs := c.Flags()
 	fs.StringVar(&o.Suite, "suite", "readme", "which suite: "+strings.Join(compare.Suites(), ", "))
 	fs.StringSliceVar(&o.Stages, "stages", nil, "only these stages of it")
-	fs.StringVar(&etcd, "etcd", "", "etcd binary")
+	fs.StringVar(&etcd, "etcd", "", "etcd binary to compare with")
 	fs.StringSliceVar(&systems, "systems", nil, "which of multi, single, etcd (default all, etcd if --etcd is given)")
 	fs.IntSliceVar(&o.Nodes, "nodes", []int{3, 1}, "sizes of the clusters")
 	fs.IntVar(&o.Rounds, "rounds", 5, "rounds of each system")
 	fs.Float64Var(&o.Scale, "scale", 1, "scale of times and amounts; 0.1 takes minutes instead of hours")
 	fs.StringVar(&o.Dir, "dir", "", "folder for data, removed afterwards (default: a temporary one)")
 	fs.StringVar(&keep, "keep", "", "JSON file of the table; stages measured before stay in it, so that a table can be made in pieces")
-	fs.StringVar(&plot, "plot", "", "write the ratios as a picture to this SVG file")
+	fs.StringVar(&plot, "plot", "", "write the ratios to etcd, without it those to a single group, as a picture to this SVG file")
 	fs.StringVarP(&output, "write-out", "o", "table", "output format: table, markdown or json")
 	fs.BoolVarP(&quiet, "quiet", "q", false, "print nothing but the table")
 	c.RunE = func(cmd *cobra.Command, _ []string) (err error) {

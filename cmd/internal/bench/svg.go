@@ -5,6 +5,7 @@ import (
 	"html"
 	"io"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -279,6 +280,10 @@ func PlotRatios(w io.Writer, title string, bars []Bars) error {
 		s.text(s.width-10, y+14, "end", "", fmt.Sprintf("%.2f", b.Spread.Median))
 	}
 	s.line(pixel(1), marginTop, pixel(1), lower, "axis")
-	s.text(nameWidth, lower+34, "start", "", "green: goal met, or better where there is none; black mark: the goal; line: the spread of the rounds")
+	legend := "green: better; line: the spread of the rounds"
+	if slices.ContainsFunc(bars, func(b Bars) bool { return b.Goal > 0 }) {
+		legend = "green: goal met, or better where there is none; black mark: the goal; line: the spread of the rounds"
+	}
+	s.text(nameWidth, lower+34, "start", "", legend)
 	return s.writeTo(w)
 }

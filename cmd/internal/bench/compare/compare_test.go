@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -96,6 +97,27 @@ func TestTable(t *testing.T) {
 	}
 	if none, err := Load(filepath.Join(t.TempDir(), "none")); err != nil || len(none.Rows) != 0 {
 		t.Error(none, err)
+	}
+}
+
+// TestTableWithoutEtcd has neither goals nor columns of what was not measured, and a picture all the same.
+func TestTableWithoutEtcd(t *testing.T) {
+	table := &Table{}
+	table.add(1, "gets", Multi, value{name: "rate", unit: "/s", value: 90, higher: true, goal: 1.1})
+	table.add(1, "gets", Single, value{name: "rate", unit: "/s", value: 100, higher: true, goal: 1.1})
+	var text, markdown, picture strings.Builder
+	if err := errors.Join(table.Print(&text), table.Markdown(&markdown), table.Plot(&picture)); err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{text.String(), markdown.String()} {
+		if strings.Contains(out, "goal") || strings.Contains(out, "≥") || strings.Contains(out, "etcd") || !strings.Contains(out, "0.90") {
+			t.Error(out)
+		}
+	}
+	for _, want := range []string{"rate, 1 node", "multiple of a single group", ">0.90<", "green: better;"} {
+		if !strings.Contains(picture.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, picture.String())
+		}
 	}
 }
 

@@ -121,10 +121,19 @@ func (r *Row) Against(system string) bench.Spread {
 	return bench.RatioOf(r.Values[Multi], r.Values[system])
 }
 
+// withEtcd says whether etcd was measured; without it there is nothing that a goal is a multiple of.
+func (t *Table) withEtcd() bool {
+	return slices.ContainsFunc(t.Rows, func(r *Row) bool { return len(r.Values[Etcd]) > 0 })
+}
+
 // cells are the columns of a row behind its name.
-func (r *Row) cells() []string {
+func (r *Row) cells(etcd bool) []string {
 	cells := []string{r.Unit}
-	for _, system := range []string{Multi, Single, Etcd} {
+	systems := []string{Multi, Single}
+	if etcd {
+		systems = append(systems, Etcd)
+	}
+	for _, system := range systems {
 		cell := "-"
 		if values := r.Values[system]; len(values) > 0 {
 			s := bench.SpreadOf(values)
@@ -146,6 +155,9 @@ func (r *Row) cells() []string {
 			return fmt.Sprintf("%.2f", s.Median)
 		}
 		return fmt.Sprintf("%.2f (%.2f–%.2f)", s.Median, s.Least, s.Most)
+	}
+	if !etcd {
+		return append(cells, ratio(r.Against(Single)))
 	}
 	goal := ""
 	if r.Goal > 0 {
@@ -169,32 +181,38 @@ func (r *Row) cells() []string {
 	return append(cells, ratio(r.Against(Etcd)), goal, ratio(r.Against(Single)))
 }
 
-var headings = []string{"", "unit", "multi-group", "single-group", "etcd", "multi/etcd", "goal", "multi/single"}
+func headings(etcd bool) []string {
+	if !etcd {
+		return []string{"", "unit", "multi-group", "single-group", "multi/single"}
+	}
+	return []string{"", "unit", "multi-group", "single-group", "etcd", "multi/etcd", "goal", "multi/single"}
+}
 
 // Print writes the table for people.
 func (t *Table) Print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %s: medians (least–most)\n", t.Date, t.Machine)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	nodes := 0
+	nodes, etcd := 0, t.withEtcd()
 	for _, r := range t.Rows {
 		if r.Nodes != nodes {
 			nodes = r.Nodes
-			fmt.Fprintf(tw, "\n%s\n%s\n", nodesText(nodes), strings.Join(headings, "\t"))
+			fmt.Fprintf(tw, "\n%s\n%s\n", nodesText(nodes), strings.Join(headings(etcd), "\t"))
 		}
-		fmt.Fprintf(tw, "%s\t%s\n", r.Name, strings.Join(r.cells(), "\t"))
+		fmt.Fprintf(tw, "%s\t%s\n", r.Name, strings.Join(r.cells(etcd), "\t"))
 	}
 	return tw.Flush()
 }
 
 // Markdown writes the table for a document.
 func (t *Table) Markdown(w io.Writer) error {
-	nodes := 0
+	nodes, etcd := 0, t.withEtcd()
+	head := headings(etcd)
 	for _, r := range t.Rows {
 		if r.Nodes != nodes {
 			nodes = r.Nodes
-			fmt.Fprintf(w, "\n### %s\n\n| %s |\n|%s\n", nodesText(nodes), strings.Join(headings, " | "), strings.Repeat("---|", len(headings)))
+			fmt.Fprintf(w, "\n### %s\n\n| %s |\n|%s\n", nodesText(nodes), strings.Join(head, " | "), strings.Repeat("---|", len(head)))
 		}
-		if _, err := fmt.Fprintf(w, "| %s | %s |\n", r.Name, strings.Join(r.cells(), " | ")); err != nil {
+		if _, err := fmt.Fprintf(w, "| %s | %s |\n", r.Name, strings.Join(r.cells(etcd), " | ")); err != nil {
 			return err
 		}
 	}
@@ -214,14 +232,29 @@ func nodesText(n int) string {
 	return fmt.Sprintf("%d nodes", n)
 }
 
-// Plot draws the ratios.
+// Plot draws the ratios to etcd, or to a single group when etcd was not measured.
 func (t *Table) Plot(w io.Writer) error {
 	var bars []bench.Bars
 	for _, r := range t.Rows {
-		if s := r.Against(Etcd); s.Median > 0 && !r.Absolute {
+		bar := bench.Bars{Name: fmt.Sprintf("%s, %s", r.Name, nodesText(r.Nodes))}
+		if t.withEtcd() {
+			if r.Absolute {
+				continue
+			}
 			met, ok := r.Met()
-			bars = append(bars, bench.Bars{Name: fmt.Sprintf("%s, %s", r.Name, nodesText(r.Nodes)), Spread: s, Goal: r.Goal, Good: met || !ok && (s.Median >= 1) == r.Higher})
+			bar.Spread, bar.Goal = r.Against(Etcd), r.Goal
+			bar.Good = met || !ok && (bar.Spread.Median >= 1) == r.Higher
+		} else {
+			bar.Spread = r.Against(Single)
+			bar.Good = (bar.Spread.Median >= 1) == r.Higher
+		}
+		if bar.Spread.Median > 0 {
+			bars = append(bars, bar)
 		}
 	}
-	return bench.PlotRatios(w, "braid with many groups, as a multiple of etcd", bars)
+	title := "braid with many groups, as a multiple of a single group"
+	if t.withEtcd() {
+		title = "braid with many groups, as a multiple of etcd"
+	}
+	return bench.PlotRatios(w, title, bars)
 }
