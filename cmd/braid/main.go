@@ -8,6 +8,7 @@ package main
 
 import (
 	"os"
+	"runtime"
 	"strings"
 )
 
@@ -24,6 +25,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 // first argument that is a word is a subcommand of ours.
 func run(args []string) int {
 	if len(args) > 0 && args[0] != "" && !strings.HasPrefix(args[0], "-") {
+		runtime.UnlockOSThread() // only a node has a use for the first thread
 		return runCommand(args, os.Stdout, os.Stderr)
 	}
 	return runServer(args, os.Environ(), os.Stdout, os.Stderr)

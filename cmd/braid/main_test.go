@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 	case "real":
 		os.Exit(run(os.Args[1:]))
 	default:
+		playStart()
 		startNode = func(ctx context.Context, _ *config.Config) (server, error) {
 			switch how {
 			case "in use":

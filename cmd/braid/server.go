@@ -69,7 +69,7 @@ func runServer(args, environ []string, stdout, stderr io.Writer) int {
 		return fail(err)
 	}
 	// Before anything is opened: it may start the program anew.
-	slackErr := allowTimerSlack(cfg.TimerSlack)
+	slackErr := allowTimerSlack(cfg.TimerSlack, p.File)
 	lg, closeLog, err := cfg.BuildLogger()
 	if err != nil {
 		return fail(err)
@@ -219,7 +219,7 @@ func announce(lg *zap.Logger, p *config.Parsed, args []string) {
 		zap.String("go-version", v.Go), zap.String("platform", v.Platform), zap.Strings("args", args),
 		zap.String("member-id", types.ID(p.Config.MemberID()).String()),
 		zap.String("cluster-id", types.ID(p.Config.ClusterID()).String()),
-		zap.Duration("timer-slack", timerSlack()),
+		zap.Duration("timer-slack-in-force", timerSlack()),
 	}, p.Config.Fields()...)...)
 	for _, n := range p.Notices {
 		if ce := lg.Check(n.Level, n.Text); ce != nil {

@@ -28,6 +28,7 @@ type Notice struct {
 // Parsed is the outcome of Parse.
 type Parsed struct {
 	Config  *Config // filled in, not validated; nil when Help or Version is set
+	File    string  // where the configuration was read from, "" for flags and environment
 	Notices []Notice
 	Help    bool
 	Version bool
@@ -58,6 +59,7 @@ func Parse(args, environ []string) (*Parsed, error) {
 	}
 	c := &Config{}
 	if file != "" {
+		p.File = file
 		err = p.readFile(c, file)
 	} else {
 		err = p.readFlags(c, given, order, env)
