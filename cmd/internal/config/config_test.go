@@ -269,6 +269,20 @@ func TestValidateReportsEverything(t *testing.T) {
 	}
 }
 
+func TestTimerSlackIsBounded(t *testing.T) {
+	for v, want := range map[string]string{
+		"0": "", "1us": "", "10ms": "", "10s": "--timer-slack[10s] must not be more than 10ms", "10001us": "must not be more than 10ms",
+	} {
+		err := parse(t, []string{"--timer-slack", v}).Config.Validate()
+		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", v, err, want)
+		}
+	}
+	if _, err := Parse([]string{"--timer-slack=-1ms"}, nil); err == nil || !strings.Contains(err.Error(), `invalid value "-1ms" for --timer-slack: must not be negative`) {
+		t.Errorf("negative: %v", err)
+	}
+}
+
 func TestPeerURLs(t *testing.T) {
 	for _, tc := range []struct{ name, cluster, advertise, want string }{
 		{"equal", "n=http://127.0.0.1:1", "http://127.0.0.1:1", ""},

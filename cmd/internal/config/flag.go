@@ -222,6 +222,19 @@ func interval(at func(c *Config) *time.Duration) value {
 	}}
 }
 
+// slack is an interval that must not be negative.
+func slack(at func(c *Config) *time.Duration) value {
+	f := interval(at).(field[time.Duration])
+	off := f.parse
+	f.parse = func(s string) (time.Duration, error) {
+		if d, err := time.ParseDuration(s); err == nil && d < 0 {
+			return 0, fmt.Errorf("must not be negative")
+		}
+		return off(s)
+	}
+	return f
+}
+
 // duration must not be negative; 0 means the default, as in etcd.
 func duration(at func(c *Config) *time.Duration) value {
 	return field[time.Duration]{at, func(s string) (time.Duration, error) {

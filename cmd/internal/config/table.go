@@ -15,6 +15,9 @@ const (
 
 	// electionMsMax is etcd's upper limit of --election-timeout.
 	electionMsMax = 50000
+
+	// timerSlackMax bounds --timer-slack: heartbeats, elections and the ends of leases are late by as much.
+	timerSlackMax = 10 * time.Millisecond
 )
 
 // Reasons shared by several rows.
@@ -181,8 +184,8 @@ var Table = []Flag{
 		value: text(func(c *Config) *string { return &c.AutoCompactionMode })},
 	{Name: "unsafe-no-fsync", Kind: Bool, Default: "false", Usage: "Do not sync the log. Unsafe: a crash of the machine loses data.",
 		value: boolean(func(c *Config) *bool { return &c.UnsafeNoFsync })},
-	{Name: "timer-slack", Kind: Duration, Default: "1ms", Usage: "How late the kernel may wake threads of this process (Linux), so that wake-ups fall together: less CPU for timers that are this much less exact; 0 leaves what the process was started with.",
-		value: interval(func(c *Config) *time.Duration { return &c.TimerSlack })},
+	{Name: "timer-slack", Kind: Duration, Default: "1ms", Usage: "How late the kernel may wake threads of this process (Linux), so that wake-ups fall together: less CPU for timers that are this much less exact; at most 10ms, 0 leaves what the process was started with.",
+		value: slack(func(c *Config) *time.Duration { return &c.TimerSlack })},
 
 	// Refused until built.
 	{Name: "quota-backend-bytes", Kind: Int, Default: "0", also: []string{"-1"}, Fate: Later, Why: "a quota is not built yet; 0 and -1 both mean no limit here",

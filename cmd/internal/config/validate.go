@@ -58,6 +58,9 @@ func (c *Config) Validate() error {
 	if c.ElectionMs > electionMsMax {
 		add(fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms", c.ElectionMs, electionMsMax))
 	}
+	if c.TimerSlack > timerSlackMax {
+		add(fmt.Errorf("--timer-slack[%v] must not be more than %v: leases end and elections begin this much later", c.TimerSlack, timerSlackMax))
+	}
 	if _, err := c.AutoCompaction(); err != nil {
 		add(err)
 	}
