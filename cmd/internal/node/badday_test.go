@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,7 +72,45 @@ func TestRefusedDirectories(t *testing.T) {
 	}
 }
 
-// TestPortInUse names the port, and leaves nothing in the way of the next start.
+// TestFailedFirstStartBindsNothing: other flags may follow a first start that got no further than the
+// identity, and none that may have voted (A7), which keeps its mode too (A16).
+func TestFailedFirstStartBindsNothing(t *testing.T) {
+	first := identity{ClusterID: 1, StoreID: 2, Name: "n", Mode: "m"}
+	for _, other := range []identity{
+		{ClusterID: 5, StoreID: 2, Name: "n", Mode: "m"}, {ClusterID: 1, StoreID: 5, Name: "n", Mode: "m"}, {ClusterID: 1, StoreID: 2, Name: "n", Mode: "x"},
+	} {
+		dir := t.TempDir()
+		for i, id := range []identity{first, other, first} {
+			want := id
+			want.Format, want.Starts, want.Joining = identityFormat, uint64(i+1), true
+			if got, err := openIdentity(dir, id); err != nil || got != want {
+				t.Errorf("start %d: %+v, %v, want %+v", i+1, got, err, want)
+			}
+		}
+		for _, name := range []string{"state", "wal"} {
+			path := filepath.Join(dir, name)
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := openIdentity(dir, other); err == nil || !strings.Contains(err.Error(), "; if this node never was a member of a cluster, the directory may be removed") {
+				t.Errorf("%+v with %s: %v", other, name, err)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		joined := first
+		joined.Format, joined.Starts = identityFormat, 4
+		if err := writeIdentity(dir, joined); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := openIdentity(dir, other); err == nil || strings.Contains(err.Error(), "may be removed") {
+			t.Errorf("%+v on the directory of a member: %v", other, err)
+		}
+	}
+}
+
+// TestPortInUse names the port, and leaves nothing in the way of the next start, also on other ports.
 func TestPortInUse(t *testing.T) {
 	c := newCluster(t, 1)
 	n := c.nodes[0]
@@ -84,6 +124,9 @@ func TestPortInUse(t *testing.T) {
 		}
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
+		}
+		if _, err := os.Stat(identityPath(n.cfg.DataDir)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("with %s in use the directory was given an identity: %v", addr, err)
 		}
 	}
 	c.start(n)

@@ -32,7 +32,8 @@ type identity struct {
 }
 
 // openIdentity creates the data directory with the given identity, or checks that an existing one
-// has it, and counts the start. An error says what to do about it.
+// has it, and counts the start. An error says what to do about it. A directory with nothing but the
+// identity of a store that never joined its cluster takes the new one: no log was there to vote in.
 func openIdentity(dir string, want identity) (identity, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return identity{}, fmt.Errorf("cannot create data directory: %w", err)
@@ -56,15 +57,27 @@ func openIdentity(dir string, want identity) (identity, error) {
 	if err := json.Unmarshal(data, &have); err != nil {
 		return identity{}, fmt.Errorf("%s is damaged (%w): restore it from a backup, or move the data directory away to start afresh", path, err)
 	}
-	switch {
-	case have.Format != identityFormat:
+	if have.Format != identityFormat {
 		return identity{}, fmt.Errorf("data directory %s has layout version %d and this binary reads version %d: use the binary that wrote it", dir, have.Format, identityFormat)
+	}
+	never := ""
+	if have.Joining {
+		switch name, err := firstForeign(dir); {
+		case err != nil:
+			return identity{}, err
+		case name == "":
+			want.Format, want.Starts, want.Joining = identityFormat, have.Starts+1, true
+			return want, writeIdentity(dir, want)
+		}
+		never = "; if this node never was a member of a cluster, the directory may be removed"
+	}
+	switch {
 	case have.ClusterID != want.ClusterID:
-		return identity{}, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir", dir, have.ClusterID, want.ClusterID)
+		return identity{}, fmt.Errorf("data directory %s belongs to cluster %x, but --initial-cluster and --initial-cluster-token describe cluster %x: correct the flags, or name another --data-dir%s", dir, have.ClusterID, want.ClusterID, never)
 	case have.StoreID != want.StoreID:
-		return identity{}, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir", dir, have.StoreID, have.Name, want.StoreID)
+		return identity{}, fmt.Errorf("data directory %s belongs to member %s (%s), but the flags describe member %s: correct --name and the peer URLs, or name another --data-dir%s", dir, have.StoreID, have.Name, want.StoreID, never)
 	case have.Mode != want.Mode:
-		return identity{}, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir", dir, have.Mode, want.Mode)
+		return identity{}, fmt.Errorf("data directory %s holds a store in %s mode, and the flags ask for %s mode: the mode of a store cannot be changed by a flag; start it as before, or name another --data-dir%s", dir, have.Mode, want.Mode, never)
 	}
 	have.Starts++
 	return have, writeIdentity(dir, have)
@@ -74,20 +87,31 @@ func identityPath(dir string) string { return filepath.Join(dir, "identity.json"
 
 // refuseForeign keeps a first start from mixing with somebody else's files.
 func refuseForeign(dir string) error {
+	switch name, err := firstForeign(dir); {
+	case err != nil || name == "":
+		return err
+	case name == "member":
+		return fmt.Errorf("data directory %s was written by etcd, whose files are not read here: name another --data-dir", dir)
+	default:
+		return fmt.Errorf("data directory %s is not empty (%s) and holds no identity.json: name another --data-dir, or empty it", dir, name)
+	}
+}
+
+// firstForeign names something in dir that a store puts there only after its identity, or never.
+func firstForeign(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("cannot read data directory: %w", err)
+		return "", fmt.Errorf("cannot read data directory: %w", err)
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case "fixtures", "lost+found", "identity.json.tmp": // automatic certificates; the root of a file system; a first start that was cut short
-			continue
-		case "member":
-			return fmt.Errorf("data directory %s was written by etcd, whose files are not read here: name another --data-dir", dir)
+		case "identity.json", "identity.json.tmp": // the latter of a first start that was cut short
+		case "fixtures", "lost+found": // automatic certificates; the root of a file system
+		default:
+			return e.Name(), nil
 		}
-		return fmt.Errorf("data directory %s is not empty (%s) and holds no identity.json: name another --data-dir, or empty it", dir, e.Name())
 	}
-	return nil
+	return "", nil
 }
 
 func checkWritable(dir string) error {

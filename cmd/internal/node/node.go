@@ -6,7 +6,7 @@
 // listeners, the goroutines that bring the time, flush, collect garbage and create replicas, and
 // the order in which everything starts and stops.
 //
-// The life of a node: the data directory is checked, the log and the engine recover, the groups
+// The life of a node: the ports are bound, the data directory is checked, the log and the engine recover, the groups
 // that were here start again; the peer listener opens; once the cluster's directory is known the
 // replicas that belong here and are missing are created; the node registers itself, and that
 // answer (given by a quorum of pd) is when the gateway begins to serve, once the leaders of the
@@ -156,16 +156,7 @@ func (n *Node) Stop(ctx context.Context) error {
 
 func (n *Node) start(ctx context.Context) error {
 	cfg := n.cfg
-	id, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
-	if err != nil {
-		return err
-	}
-	if id.Joining && !cfg.NewCluster() && len(n.members) > 0 {
-		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
-	}
-	n.identity = id
-	n.fresh.Store(id.Joining)
-	// Ports first: one that is in use should not cost a recovery.
+	// Ports first: one that is in use should cost neither a recovery nor a first start's directory.
 	clients, err := n.listenClients()
 	if err != nil {
 		return err
@@ -178,6 +169,15 @@ func (n *Node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	id, err := openIdentity(cfg.DataDir, identity{ClusterID: cfg.ClusterID(), StoreID: n.self, Name: cfg.Name, Mode: n.mode().String()})
+	if err != nil {
+		return err
+	}
+	if id.Joining && !cfg.NewCluster() && len(n.members) > 0 {
+		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
+	}
+	n.identity = id
+	n.fresh.Store(id.Joining)
 	n.metrics = newMetrics(n)
 	n.regions = newRegions(n) // before the engine, whose flushes it is told of
 	if err := n.openStorage(); err != nil {
