@@ -12,8 +12,6 @@ import (
 	"braid/cmd/internal/config"
 )
 
-const defaultClusterDir = "braid-cluster"
-
 func clusterCommand() *cobra.Command {
 	var dir string
 	var o cluster.Options
@@ -26,6 +24,12 @@ func clusterCommand() *cobra.Command {
 			"directory keeps their data, their logs and a state file; a stopped cluster is started again\n" +
 			"from it.",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && cmd.ArgsLenAtDash() != 0 {
+				return &config.UsageError{Msg: fmt.Sprintf("%s takes no argument but flags of the nodes after --, not %q", cmd.CommandPath(), args[0])}
+			}
+			if single && splitKeys != "" {
+				return &config.UsageError{Msg: "--single-group and --region-split-keys exclude each other: one group holds all keys"}
+			}
 			bin, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("cannot find this program: %w", err)
@@ -85,25 +89,25 @@ func clusterCommand() *cobra.Command {
 			return err
 		}}
 	cmd := group("cluster", "try out a cluster of several nodes on this machine", start, status, stop)
-	cmd.PersistentFlags().StringVar(&dir, "dir", defaultClusterDir, "directory of the cluster")
+	cmd.PersistentFlags().StringVar(&dir, "dir", cluster.DefaultDir, "directory of the cluster")
 	return cmd
 }
 
 // explainCluster says how to use what was started.
 func explainCluster(w io.Writer, s *cluster.State, dir string) error {
-	at := ""
-	if dir != defaultClusterDir {
-		at = " --dir " + dir
+	nodes, them := fmt.Sprintf("%d nodes are", len(s.Nodes)), "them"
+	if len(s.Nodes) == 1 {
+		nodes, them = "1 node is", "it"
 	}
 	_, err := fmt.Fprintf(w, `
-%d nodes are ready. Use them with etcdctl:
+%s ready. Use %s with etcdctl:
 
   export ETCDCTL_ENDPOINTS=%s
   etcdctl put greeting hello
   etcdctl get greeting
   braid region list
 
-Stop them with: braid cluster stop%s
-`, len(s.Nodes), s.Endpoints(), at)
+Stop %s with: braid cluster stop%s
+`, nodes, them, s.Endpoints(), them, cluster.DirFlag(dir))
 	return err
 }

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"braid/cmd/internal/admin"
+	"braid/cmd/internal/cluster"
 	"braid/cmd/internal/config"
 )
 
@@ -21,17 +23,33 @@ func runCommand(args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		DisableAutoGenTag: true,
+		Args:              cobra.ArbitraryArgs, // or its own words for an unknown command, in several lines
+		RunE: func(cmd *cobra.Command, args []string) error {
+			msg := fmt.Sprintf("unknown command %q", args[0])
+			if near := nearest(args[0], subcommands(cmd)); near != "" {
+				msg += fmt.Sprintf("; did you mean %s?", near)
+			} else {
+				msg += "; a node is started with flags alone, see braid --help"
+			}
+			return &config.UsageError{Msg: msg}
+		},
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetArgs(args)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &config.UsageError{Msg: err.Error()} })
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(regionCommand(), pdCommand(), clusterCommand(), benchCommand())
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
 		return exitOK
 	}
 	fmt.Fprintf(stderr, "braid: %s\n", config.OneLine(err))
+	var node *cluster.NodeError
+	if errors.As(err, &node) {
+		for _, line := range node.Last {
+			fmt.Fprintln(stderr, line)
+		}
+	}
 	var usage *config.UsageError
 	if errors.As(err, &usage) || !knownCommand(root, args) {
 		return exitUsage
@@ -53,16 +71,47 @@ func group(use, short string, subs ...*cobra.Command) *cobra.Command {
 			return &config.UsageError{Msg: fmt.Sprintf("%s needs a subcommand; see %s --help", cmd.CommandPath(), cmd.CommandPath())}
 		}
 		msg := fmt.Sprintf("%s has no subcommand %q", cmd.CommandPath(), args[0])
-		for _, s := range cmd.Commands() {
-			if config.EditDistance(s.Name(), args[0]) <= 2 {
-				msg += fmt.Sprintf("; did you mean %s?", s.Name())
-				break
-			}
+		if near := nearest(args[0], subcommands(cmd)); near != "" {
+			msg += fmt.Sprintf("; did you mean %s?", near)
 		}
 		return &config.UsageError{Msg: msg}
 	}}
 	c.AddCommand(subs...)
 	return c
+}
+
+// flagError names the nearest flag in place of one that does not exist, as a node does.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return &config.UsageError{Msg: err.Error()}
+	}
+	var flags []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { flags = append(flags, f.Name) })
+	msg := fmt.Sprintf("unknown flag --%s", unknown.GetSpecifiedName())
+	if near := nearest(unknown.GetSpecifiedName(), flags); near != "" {
+		msg += fmt.Sprintf("; did you mean --%s?", near)
+	}
+	return &config.UsageError{Msg: fmt.Sprintf("%s (%s --help lists all flags)", msg, cmd.CommandPath())}
+}
+
+func subcommands(cmd *cobra.Command) (names []string) {
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return names
+}
+
+// nearest is the name that is closest to a word, "" when none is close: at most two edits, fewer for
+// short words, of which many are close to each other.
+func nearest(word string, names []string) string {
+	best, bestD := "", min(2, len(word)/2)+1
+	for _, name := range names {
+		if d := config.EditDistance(word, name); d < min(bestD, len(name)) {
+			best, bestD = name, d
+		}
+	}
+	return best
 }
 
 // exactArgs is cobra.ExactArgs with a usage error.

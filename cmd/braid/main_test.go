@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"braid/cmd/internal/admin"
+	"braid/cmd/internal/cluster"
 	"braid/cmd/internal/config"
 )
 
@@ -122,13 +123,20 @@ func TestExitStatus(t *testing.T) {
 		{"idle", "--dta-dir=x", 2, "", "braid: unknown flag --dta-dir; did you mean --data-dir?"},
 		{"idle", "--max-txn-ops=x", 2, "", `braid: invalid value "x" for flag -max-txn-ops`},
 		{"idle", "--name=a positional", 2, "", `"positional" is not a valid flag`},
-		{"idle", "regoin list", 2, "", `unknown command "regoin"`},
+		{"idle", "regoin list", 2, "", "unknown command \"regoin\"; did you mean region?\n"},
+		{"idle", "run", 2, "", `unknown command "run"; a node is started with flags alone`},
+		{"idle", "region list --endpont=x", 2, "", "unknown flag --endpont; did you mean --endpoints?"},
+		{"idle", "bench put --client 3", 2, "", "unknown flag --client; did you mean --clients?"},
+		{"idle", "cluster start extra", 2, "", `not "extra"`},
+		{"idle", "cluster start extra -- --name=x", 2, "", `not "extra"`},
+		{"idle", "cluster start --single-group --region-split-keys=a", 2, "", "exclude each other"},
 		{"idle", "region lits", 2, "", "did you mean list?"},
 		{"idle", "region", 2, "", "needs a subcommand"},
 		{"idle", "region transfer 5", 2, "", "takes 2 argument(s)"},
 		{"idle", "region transfer x y", 2, "", "is not a region id"},
 		{"idle", "pd status --endpoints=127.0.0.1:1", 1, "", "braid: 127.0.0.1:1: "},
-		{"idle", "cluster status", 1, "", "no cluster here"},
+		{"idle", "cluster status", 1, "", "no cluster here (start one with: braid cluster start)"},
+		{"idle", "cluster status --dir=x", 1, "", "no cluster here (start one with: braid cluster start --dir x)"},
 		{"idle", "--quota-backend-bytes=5", 1, "", "--quota-backend-bytes=5 is refused"},
 		{"idle", "--listen-client-urls=http://127.0.0.1:1", 1, "", "braid: --advertise-client-urls is required when --listen-client-urls is set explicitly"},
 		{"idle", "--log-outputs=" + file + "/x", 1, "", "braid: --log-outputs: "},
@@ -315,6 +323,15 @@ func TestAdminCommands(t *testing.T) {
 		got := runCommand(append(strings.Fields(tc.args), eps), &stdout, &stderr)
 		if got != tc.status || !strings.Contains(stdout.String()+stderr.String(), tc.want) {
 			t.Errorf("braid %s: status %d\n%s%s\nwant %d and\n%s", tc.args, got, stdout.String(), stderr.String(), tc.status, tc.want)
+		}
+	}
+}
+
+func TestExplainCluster(t *testing.T) {
+	for size, want := range map[int]string{1: "\n1 node is ready. Use it with etcdctl:", 3: "\n3 nodes are ready. Use them with etcdctl:"} {
+		var b strings.Builder
+		if err := explainCluster(&b, &cluster.State{Nodes: make([]cluster.Node, size)}, "d"); err != nil || !strings.Contains(b.String(), want) || !strings.Contains(b.String(), "braid cluster stop --dir d\n") {
+			t.Errorf("%d: %v\n%s", size, err, b.String())
 		}
 	}
 }

@@ -18,6 +18,9 @@ import (
 	"strings"
 )
 
+// DefaultDir is where a cluster lies when nothing else is said.
+const DefaultDir = "braid-cluster"
+
 const (
 	stateFile   = "cluster.json"
 	stateFormat = 1
@@ -43,17 +46,27 @@ type State struct {
 	Binary string   `json:"binary"`
 	Args   []string `json:"args"` // further flags of every node
 	Nodes  []Node   `json:"nodes"`
+	// Untried is set until a node has been ready: nothing that was asked for has worked yet.
+	Untried bool `json:"untried,omitempty"`
 }
 
 // ErrNone is returned when a directory holds no cluster.
 var ErrNone = errors.New("no cluster here")
+
+// DirFlag is how a command names the directory, "" for the default.
+func DirFlag(dir string) string {
+	if dir == DefaultDir {
+		return ""
+	}
+	return " --dir " + dir
+}
 
 // Load reads the state of the cluster in dir.
 func Load(dir string) (*State, error) {
 	path := filepath.Join(dir, stateFile)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w (start one with: braid cluster start)", dir, ErrNone)
+		return nil, fmt.Errorf("%s: %w (start one with: braid cluster start%s)", dir, ErrNone, DirFlag(dir))
 	}
 	if err != nil {
 		return nil, err
@@ -93,7 +106,7 @@ func plan(o Options) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Format: stateFormat, Binary: o.Binary, Args: o.Args,
+	s := &State{Format: stateFormat, Binary: o.Binary, Args: o.Args, Untried: true,
 		// The directory in the token keeps two local clusters apart should their ports ever meet.
 		Token: "local " + abs}
 	for i := range o.Nodes {

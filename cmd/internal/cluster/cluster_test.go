@@ -61,11 +61,15 @@ func playNode(args []string) int {
 		fs.String(name, "", "")
 	}
 	failing, stubborn := fs.Bool("fail", false, ""), fs.Bool("stubborn", false, "")
+	why := fs.String("why", "", "")
 	if err := fs.Parse(args); err != nil {
 		return 2
 	}
 	if *failing {
-		fmt.Fprintln(os.Stderr, "this node does not want to")
+		for i := range 10 {
+			fmt.Fprintf(os.Stderr, "line %d\n", i)
+		}
+		fmt.Fprint(os.Stderr, *why)
 		return 1
 	}
 	u, err := url.Parse(*client)
@@ -215,10 +219,19 @@ func TestHeadless(t *testing.T) {
 
 func TestFailedStartIsUndone(t *testing.T) {
 	dir := t.TempDir()
-	o := options(t, dir, "--fail")
-	_, err := Start(context.Background(), o)
-	if err == nil || !strings.Contains(err.Error(), "ended") || !strings.Contains(err.Error(), "this node does not want to") {
-		t.Fatalf("%v, want an error with the end of the log", err)
+	// The same flags give the same error, which holds nothing of the run before; other flags replace them.
+	for _, tc := range []struct{ why, text, last string }{
+		{"", "ended before it was ready: exit status 1 (its log is ", "line 5,line 6,line 7,line 8,line 9"},
+		{"", "ended before it was ready: exit status 1 (its log is ", "line 5,line 6,line 7,line 8,line 9"},
+		{"braid: it does not want to\n", "exit status 1: it does not want to (its log is ", ""},
+	} {
+		o := options(t, dir, "--fail", "--why="+tc.why)
+		o.Given.Args = true
+		_, err := Start(context.Background(), o)
+		var failed *NodeError
+		if !errors.As(err, &failed) || !strings.Contains(failed.Error(), tc.text) || strings.Join(failed.Last, ",") != tc.last {
+			t.Errorf("%v, %+v, want %q and the end of the log %s", err, failed, tc.text, tc.last)
+		}
 	}
 	s, err := Load(dir)
 	if err != nil {
@@ -228,6 +241,19 @@ func TestFailedStartIsUndone(t *testing.T) {
 		if n.Process.Alive() {
 			t.Errorf("%s was left behind", n.Name)
 		}
+	}
+	o := options(t, dir)
+	o.Nodes, o.Given.Nodes = 1, true
+	if s, err = Start(context.Background(), o); err != nil || len(s.Nodes) != 1 || len(s.Args) != 0 {
+		t.Fatalf("nothing was ever ready, and other flags are refused: %+v, %v", s, err)
+	}
+	t.Cleanup(func() { _, _ = Stop(context.Background(), dir, &strings.Builder{}) })
+	if _, err := Stop(context.Background(), dir, &strings.Builder{}); err != nil {
+		t.Error(err)
+	}
+	o.Args, o.Given.Args = []string{"--stubborn"}, true
+	if _, err := Start(context.Background(), o); err == nil || !strings.Contains(err.Error(), "holds a cluster already: its nodes have the flags") {
+		t.Errorf("other flags for what was ready: %v", err)
 	}
 }
 
@@ -296,7 +322,7 @@ func TestOnlyOwnProcessesAreSignalled(t *testing.T) {
 
 func TestState(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Load(dir); !errors.Is(err, ErrNone) {
+	if _, err := Load(dir); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "braid cluster start --dir "+dir+")") {
 		t.Errorf("empty directory: %v", err)
 	}
 	for _, bad := range []string{"{", `{"format": 99}`} {

@@ -47,7 +47,7 @@ func Start(ctx context.Context, o Options) (*State, error) {
 	o.Dir = dir
 	s, err := Load(dir)
 	switch {
-	case errors.Is(err, ErrNone):
+	case errors.Is(err, ErrNone), err == nil && s.Untried && !s.anyAlive(): // what failed may be asked for otherwise
 		if s, err = plan(o); err != nil {
 			return nil, err
 		}
@@ -89,6 +89,10 @@ func Start(ctx context.Context, o Options) (*State, error) {
 		return nil, errors.Join(err, s.stopChildren(dir, mine))
 	}
 	return s, nil
+}
+
+func (s *State) anyAlive() bool {
+	return slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Process.Alive() })
 }
 
 // sameAs refuses options that contradict a cluster that exists.
@@ -135,8 +139,9 @@ func (s *State) portsFree() error {
 
 // child is a process that this call started.
 type child struct {
-	node   *Node
-	exited chan error // receives what Wait says, once
+	node    *Node
+	exited  chan error // receives what Wait says, once
+	logFrom int64      // where its part of the log begins
 }
 
 // launch starts one node, detached from this process and its terminal.
@@ -146,6 +151,10 @@ func (s *State) launch(dir string, n *Node) (*child, error) {
 		return nil, err
 	}
 	defer log.Close() // the child has its own copy
+	info, err := log.Stat()
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.Command(s.Binary, s.args(dir, n)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = withoutETCD(os.Environ())
@@ -153,11 +162,11 @@ func (s *State) launch(dir string, n *Node) (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", n.Name, err)
 	}
-	c := &child{node: n, exited: make(chan error, 1)}
+	c := &child{node: n, exited: make(chan error, 1), logFrom: info.Size()}
 	go func() { c.exited <- cmd.Wait() }() // ends with the child, or with this process
 	h, err := handleOf(cmd.Process.Pid)
 	if err != nil {
-		return nil, fmt.Errorf("%s ended at once: %w%s", n.Name, <-c.exited, tail(filepath.Join(dir, n.Log)))
+		return nil, c.failed(dir, "ended at once: "+exitText(<-c.exited))
 	}
 	n.Process = h
 	return c, nil
@@ -184,7 +193,7 @@ func (s *State) waitReady(ctx context.Context, dir string, mine []*child, out io
 			select {
 			case err := <-c.exited:
 				c.exited <- err
-				return fmt.Errorf("%s ended before it was ready: %s%s", c.node.Name, exitText(err), tail(filepath.Join(dir, c.node.Log)))
+				return c.failed(dir, "ended before it was ready: "+exitText(err))
 			default:
 			}
 		}
@@ -194,6 +203,12 @@ func (s *State) waitReady(ctx context.Context, dir string, mine []*child, out io
 				still = append(still, n)
 				continue
 			}
+			if s.Untried {
+				s.Untried = false
+				if err := s.save(dir); err != nil {
+					return err
+				}
+			}
 			fmt.Fprintf(out, "%s ready after %s: %s\n", n.Name, time.Since(begin).Round(10*time.Millisecond), n.Client)
 		}
 		if waiting = still; len(waiting) == 0 {
@@ -202,7 +217,11 @@ func (s *State) waitReady(ctx context.Context, dir string, mine []*child, out io
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready after %s%s", waiting[0].Name, time.Since(begin).Round(time.Second), tail(filepath.Join(dir, waiting[0].Log)))
+			c := &child{node: waiting[0]} // unless it is ours, whose part of the log begins later
+			if i := slices.IndexFunc(mine, func(m *child) bool { return m.node == waiting[0] }); i >= 0 {
+				c = mine[i]
+			}
+			return c.failed(dir, fmt.Sprintf("is not ready after %s", time.Since(begin).Round(time.Second)))
 		}
 	}
 }
@@ -236,22 +255,50 @@ func Ready(ctx context.Context, client string) error {
 	return nil
 }
 
-// tailBytes is how much of a node's log is shown when it fails.
-const tailBytes = 2000
+const (
+	tailBytes = 64 << 10 // how much of a log is looked at
+	tailLines = 5        // and shown
+)
 
-// tail returns the end of a log, to be appended to an error.
-func tail(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil || len(b) == 0 {
-		return ""
-	}
-	if len(b) > tailBytes {
-		b = b[len(b)-tailBytes:]
-		if i := strings.IndexByte(string(b), '\n'); i >= 0 {
-			b = b[i+1:]
+// NodeError says that a node did not become ready.
+type NodeError struct {
+	Node string
+	What string
+	Log  string   // path
+	Last []string // the last lines that this run wrote there, unless What has said it all
+}
+
+func (e *NodeError) Error() string {
+	return fmt.Sprintf("%s %s (its log is %s)", e.Node, e.What, e.Log)
+}
+
+// failed is the error of a node that is not ready: with what the program said last, if that was why it
+// ended, else with the end of the log.
+func (c *child) failed(dir, what string) error {
+	e := &NodeError{Node: c.node.Name, What: what, Log: filepath.Join(dir, c.node.Log)}
+	lines := lastLines(e.Log, c.logFrom)
+	if n := len(lines); n > 0 {
+		if why, ok := strings.CutPrefix(lines[n-1], "braid: "); ok {
+			e.What += ": " + why
+			return e
 		}
 	}
-	return fmt.Sprintf("\nthe end of %s:\n%s", path, strings.TrimRight(string(b), "\n"))
+	e.Last = lines
+	return e
+}
+
+// lastLines are those at the end of a log, none from before an offset.
+func lastLines(path string, from int64) []string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil // there is a better error to report
+	}
+	b = b[min(from, int64(len(b))):]
+	if len(b) > tailBytes {
+		b = b[len(b)-tailBytes:]
+	}
+	lines := strings.FieldsFunc(string(b), func(r rune) bool { return r == '\n' })
+	return lines[max(0, len(lines)-tailLines):]
 }
 
 // Stop stops the nodes that run and returns how many those were. Data and state file stay, so
