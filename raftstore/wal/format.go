@@ -136,15 +136,19 @@ func (h *batchHeader) put(b []byte) uint32 {
 	return c
 }
 
+// writtenFor says whether a header, whole or damaged, is one of this log written for this place.
+func writtenFor(b []byte, logID uint64, at place) bool {
+	le := binary.LittleEndian
+	return len(b) >= batchHeaderBytes && b[0] == formatVersion && string(b[1:4]) == batchMagic &&
+		le.Uint64(b[8:]) == logID && le.Uint64(b[24:]) == uint64(at.seg) && le.Uint32(b[32:]) == at.off
+}
+
 // decodeBatchHeader returns the header in b if it is one of this log written for this place.
 func decodeBatchHeader(b []byte, logID uint64, at place) (h batchHeader, headerCRC uint32, ok bool) {
+	if !writtenFor(b, logID, at) {
+		return h, 0, false
+	}
 	le := binary.LittleEndian
-	if len(b) < batchHeaderBytes || b[0] != formatVersion || string(b[1:4]) != batchMagic {
-		return h, 0, false
-	}
-	if le.Uint64(b[8:]) != logID || le.Uint64(b[24:]) != uint64(at.seg) || le.Uint32(b[32:]) != at.off {
-		return h, 0, false
-	}
 	headerCRC = le.Uint32(b[68:])
 	if crc(b[:68]) != headerCRC {
 		return h, 0, false

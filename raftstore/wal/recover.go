@@ -3,6 +3,8 @@ package wal
 import (
 	"fmt"
 	"slices"
+
+	"go.uber.org/zap"
 )
 
 // recover reads the log once from its first segment to its end, rebuilds every group, and makes
@@ -21,6 +23,10 @@ func (l *Log) recover() error {
 	}
 	if err := r.checkEnd(); err != nil {
 		return err
+	}
+	if end := (place{l.segs[r.at].num, uint32(r.off)}); !r.torn.less(end) {
+		l.o.Logger.Warn("the log's last batch is incomplete and cut off: it was being written when the process or the machine stopped, or is damaged",
+			zap.String("file", l.path(segmentName(r.torn.seg))), zap.Uint32("offset", r.torn.off))
 	}
 	// Where the log ends, the writer goes on; what lies behind is for recycling.
 	l.w.head, l.w.off, l.w.prev, l.w.oldest = l.segs[r.at], r.off, r.prev, r.oldest
@@ -122,6 +128,7 @@ type replay struct {
 	last   int64  // the last batch's offset
 	prev   uint32 // crc of the last batch's header
 	any    bool   // there was one
+	torn   place  // of the last batch that is not whole
 	clean  bool   // and it was the mark of a clean stop
 	oldest uint32
 	rec    change
@@ -224,6 +231,9 @@ func (r *replay) batch(i int, off int64) (int64, error) {
 		return 0, fmt.Errorf("wal: reading %s at %d: %w", r.file(i), off, err)
 	}
 	h, headerCRC, ok := decodeBatchHeader(b, r.l.logID, at)
+	if !ok && writtenFor(b, r.l.logID, at) {
+		r.torn = at
+	}
 	if !ok || r.any && h.prev != r.prev {
 		return 0, nil
 	}
@@ -232,6 +242,7 @@ func (r *replay) batch(i int, off int64) (int64, error) {
 		return 0, fmt.Errorf("wal: reading %s at %d: %w", r.file(i), off, err)
 	}
 	if len(b) < batchHeaderBytes+h.payloadBytes || crc(b[batchHeaderBytes:]) != h.payloadCRC {
+		r.torn = at
 		return 0, nil
 	}
 	if !r.known[i] {

@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
 	"braid/raftstore/raftid"
 	"braid/raftstore/wal"
 	"braid/raftstore/wal/walmem"
@@ -154,6 +158,31 @@ func TestCutStaysCut(t *testing.T) {
 	defer mustClose(t, l)
 	if got := l.Group(1).LastIndex(); got != 2 {
 		t.Errorf("last index %d", got)
+	}
+}
+
+// TestCutIsLogged: what a recovery cuts off is said in the log, and nothing when there is no such thing.
+func TestCutIsLogged(t *testing.T) {
+	for damage, want := range map[int64]int{0: 0, 4608 + 70: 1, 4608 + 100: 1} { // none, header, payload
+		fs := walmem.New()
+		l := open(t, fs, wal.Options{})
+		appendWait(l.Group(1), wal.Record{Entries: one(1, 10)})  // at 4096
+		appendWait(l.Group(1), wal.Record{Entries: one(2, 100)}) // at 4608
+		found := fs.Crash(nil, walmem.KeepAll)
+		mustClose(t, l)
+		if damage > 0 {
+			overwrite(t, found, segmentPath(1), damage, []byte{0xff ^ fs.Bytes(segmentPath(1))[damage]})
+		}
+		core, logs := observer.New(zapcore.WarnLevel)
+		l = open(t, found, wal.Options{Logger: zap.New(core)})
+		if got := l.Group(1).LastIndex(); got != uint64(2-want) {
+			t.Errorf("damage at %d: last index %d", damage, got)
+		}
+		cut := logs.FilterMessageSnippet("incomplete and cut off").FilterField(zap.Uint32("offset", 4608))
+		if cut.Len() != want || logs.Len() != want {
+			t.Errorf("damage at %d: logged %v", damage, logs.All())
+		}
+		mustClose(t, l)
 	}
 }
 
