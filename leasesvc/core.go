@@ -24,6 +24,11 @@ type Options struct {
 	RetryAfter, RetryMax time.Duration
 	// EndingMax bounds the leases of one group that are being ended at one time. Default 1024.
 	EndingMax int
+	// SortMax is how many leases of a group are put in the order of their ids before they are ended. Those
+	// that are ended together then are neighbours, in the engine's index of leases and often in what they are
+	// attached to, and neighbours are found and removed in a fraction of the time. None waits for more than
+	// so many others that came due after it. Default 8192.
+	SortMax int
 	// RecordingMax bounds those of which is being recorded what they have left; more are looked at again
 	// after RetryAfter. Default 4096.
 	RecordingMax int
@@ -41,6 +46,9 @@ func (o Options) withDefaults() Options {
 	def(&o.RetryMax, 30*time.Second)
 	if o.EndingMax <= 0 {
 		o.EndingMax = 1024
+	}
+	if o.SortMax <= 0 {
+		o.SortMax = 8192
 	}
 	if o.RecordingMax <= 0 {
 		o.RecordingMax = 4096
@@ -557,7 +565,7 @@ func (c *Core) expire(dst []Action) []Action {
 		n := 0
 		for ; n < len(g.over) && g.ending < c.o.EndingMax; n++ {
 			if n == g.sorted {
-				g.sorted = min(len(g.over), n+sortMax)
+				g.sorted = min(len(g.over), n+c.o.SortMax)
 				slices.SortFunc(g.over[n:g.sorted], func(a, b *lease) int { return cmp.Compare(a.id, b.id) })
 			}
 			l := g.over[n]
@@ -576,12 +584,6 @@ func (c *Core) expire(dst []Action) []Action {
 	})
 	return dst
 }
-
-// sortMax is how many leases of a group are put in the order of their ids before they are ended. Those that
-// are ended together then are neighbours, in the engine's index of leases and often in what they are attached
-// to, and neighbours are found and removed in a fraction of the time. None waits for more than so many others
-// that came due after it.
-const sortMax = 8192
 
 // Over is about how many leases' time is up and wait for room, of those with keys in spans that count.
 func (c *Core) Over(counts func(spans []mvcc.Span) bool) (n int) {

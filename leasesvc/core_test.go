@@ -59,7 +59,7 @@ func TestScripts(t *testing.T) {
 			switch d.Cmd {
 			case "new":
 				now = 0
-				c = New(Options{Extend: time.Duration(n("extend")) * time.Second, EndingMax: int(n("ending"))})
+				c = New(Options{Extend: time.Duration(n("extend")) * time.Second, EndingMax: int(n("ending")), SortMax: int(n("sort"))})
 				c.NoExtend = d.HasArg("no-extend")
 			case "lead":
 				c.Lead(region, term)

@@ -17,7 +17,8 @@ import (
 type GroupConfig struct {
 	ID      raftid.GroupID
 	Replica raftid.ReplicaID
-	// Peers tells on which store a replica lives.
+	// Peers tells on which store a replica lives. A store calls it with the replica's mailbox locked: it
+	// must not post to its group, and must not wait.
 	Peers func(raftid.ReplicaID) (raftid.StoreID, bool)
 	// ConfState is the configuration as of ConfIndex, from the machine's position. Nil: that
 	// of the log's checkpoint.

@@ -399,7 +399,9 @@ func TestAddGroupBesideTheLog(t *testing.T) {
 			ID: g, Replica: 1, ConfState: &raftpb.ConfState{Voters: []uint64{1}, Learners: []uint64{2}}, Applied: 5, AppliedTerm: 1, Log: laterLog{NewMemDisk().Log(g)}, Machine: &lockedToy{toy: toy{applied: wal.Position{Index: 5, Term: 1}}},
 			Peers: func(raftid.ReplicaID) (raftid.StoreID, bool) {
 				if !waited.Swap(true) {
-					time.Sleep(5 * time.Millisecond) // AddGroup asks, and the worker has its turn
+					// AddGroup asks, and the worker has its turn. That the worker waits for the mailbox cannot be
+					// observed, and without the lock it need not come either: so there is no condition to wait for.
+					time.Sleep(5 * time.Millisecond)
 				}
 				return 1, true
 			},
