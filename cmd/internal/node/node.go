@@ -107,6 +107,9 @@ const (
 	memberTick = 500 * time.Millisecond // of pd's member: idle marks
 )
 
+// quorumPatience is how long a node waits for a quorum before it says so.
+const quorumPatience = time.Second
+
 // Start brings a node up and returns when it serves clients. It waits for a quorum, as long as
 // ctx lasts.
 func Start(ctx context.Context, cfg *config.Config) (*Node, error) {
@@ -284,7 +287,7 @@ func (n *Node) checkLogKept() error {
 
 // join waits until the cluster exists and knows this node, which takes a quorum.
 func (n *Node) join(ctx context.Context) error {
-	warn := time.NewTicker(10 * time.Second)
+	warn := time.NewTimer(quorumPatience) // soon at first: who started it looks at the log
 	defer warn.Stop()
 	look := time.NewTicker(n.tuning.refusedFor / 4)
 	defer look.Stop()
@@ -302,7 +305,16 @@ func (n *Node) join(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-warn.C:
-			n.log.Warn("waiting for a quorum of the placement group", zap.Duration("waited", time.Since(began)))
+			warn.Reset(10 * time.Second)
+			voters := n.pdVoters()
+			here := 0
+			for _, id := range voters {
+				if n.storeAlive(id) {
+					here++
+				}
+			}
+			n.log.Warn(fmt.Sprintf("waiting for a quorum of the placement group: %d of its %d members are here, and it takes %d", here, len(voters), len(voters)/2+1),
+				zap.Duration("waited", time.Since(began)))
 			continue
 		}
 		break

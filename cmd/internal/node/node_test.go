@@ -101,6 +101,26 @@ func TestStartCancelled(t *testing.T) {
 	}
 }
 
+// TestLoneMemberSaysWhatItWaitsFor: soon, and with numbers.
+func TestLoneMemberSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c := newCluster(t, 3)
+	ctx, cancel := context.WithCancel(within(t))
+	ended := make(chan error, 1)
+	go func() { ended <- c.nodes[0].tryStart(ctx) }()
+	began := time.Now()
+	c.eventually("it says what it waits for", func() bool {
+		return c.nodes[0].logs.FilterMessage("waiting for a quorum of the placement group: 1 of its 3 members are here, and it takes 2").Len() > 0
+	})
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("it was silent for %v", took)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // TestModeIsKept refuses a flag that contradicts the stored mode (A16).
 func TestModeIsKept(t *testing.T) {
 	for _, single := range []bool{false, true} {
