@@ -43,6 +43,16 @@ func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 }
 
+// NotReady answers for a node that has no quorum yet: /health as etcd's does, everything else that
+// MetricsHandler would answer with the same status.
+func NotReady() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if onlyGet(w, r) {
+			http.Error(w, `{"health":"false","reason":"RAFT NO LEADER"}`, http.StatusServiceUnavailable)
+		}
+	})
+}
+
 // unhealthy returns the reason why this member is not healthy, "" when it is.
 func (s *Server) unhealthy(r *http.Request) string {
 	excluded := excludedBy(r)

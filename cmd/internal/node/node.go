@@ -17,8 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -72,6 +70,7 @@ type Node struct {
 	router    atomic.Pointer[router.Router] // nil while starting
 
 	metrics *metrics
+	pages   pages
 
 	identity identity    // as in the data directory; changed only by the start
 	fresh    atomic.Bool // not a member yet, as far as it knows
@@ -226,13 +225,14 @@ func (n *Node) start(ctx context.Context) error {
 	if n.order != nil {
 		n.wg.Go(func() { n.order.Run(n.ctx, n.completeThrough) })
 	}
+	n.servePages(pages)
 	n.servePeers(peers)
 	if err := n.join(ctx); err != nil {
 		return err
 	}
 	n.awaitLeaders(ctx)
 	n.onClose(func(context.Context) error { n.logWrites(); return nil })
-	if err := n.serveClients(clients, pages); err != nil {
+	if err := n.serveClients(clients); err != nil {
 		return err
 	}
 	n.onClose(func(ctx context.Context) error { n.handOver(ctx); return nil }) // last, so first
@@ -414,7 +414,7 @@ func (n *Node) requestTimeout() time.Duration {
 }
 
 // serveClients opens the gateway.
-func (n *Node) serveClients(clients []clientPort, pages []boundListener) error {
+func (n *Node) serveClients(clients []clientPort) error {
 	cfg := n.cfg
 	timeout := n.requestTimeout()
 	r := router.New(watchedOracle{n.oracle, n.watches}, n.stores, router.Options{
@@ -452,14 +452,7 @@ func (n *Node) serveClients(clients []clientPort, pages []boundListener) error {
 			}
 		})
 	}
-	for _, l := range pages {
-		srv := &http.Server{Handler: gw.MetricsHandler(), ReadHeaderTimeout: 10 * time.Second}
-		n.onClose(func(ctx context.Context) error { return srv.Shutdown(ctx) })
-		n.wg.Go(func() {
-			if err := srv.Serve(l.Listener); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-				n.fail(fmt.Errorf("serving metrics on %s: %w", l.Addr(), err))
-			}
-		})
-	}
+	n.pages.ready(gw.MetricsHandler())
+	n.onClose(n.pages.stop) // what the pages show is there as long as they are
 	return nil
 }

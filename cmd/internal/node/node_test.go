@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/goleak"
 
 	"braid/cmd/internal/config"
+	"braid/cmd/internal/freeport"
 )
 
 // TestClusterSizes writes and reads through every node of clusters with one to five nodes, over
@@ -101,10 +105,28 @@ func TestStartCancelled(t *testing.T) {
 	}
 }
 
-// TestLoneMemberSaysWhatItWaitsFor: soon, and with numbers.
+// TestLoneMemberSaysWhatItWaitsFor: soon, with numbers, and on the page where health is asked for.
 func TestLoneMemberSaysWhatItWaitsFor(t *testing.T) {
 	t.Parallel() // it mostly waits
+	port, err := freeport.Range(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := fmt.Sprintf("http://127.0.0.1:%d", port)
 	c := newCluster(t, 3)
+	c.nodes[0].cfg.ListenMetricsURLs = types.MustNewURLs([]string{page})
+	health := func() (int, string) {
+		resp, err := (&http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}).Get(page + "/health")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(b)
+	}
 	ctx, cancel := context.WithCancel(within(t))
 	ended := make(chan error, 1)
 	go func() { ended <- c.nodes[0].tryStart(ctx) }()
@@ -115,9 +137,16 @@ func TestLoneMemberSaysWhatItWaitsFor(t *testing.T) {
 	if took := time.Since(began); took > 8*time.Second {
 		t.Errorf("it was silent for %v", took)
 	}
+	if status, body := health(); status != http.StatusServiceUnavailable || body != `{"health":"false","reason":"RAFT NO LEADER"}`+"\n" {
+		t.Errorf("/health says %d, %s", status, body)
+	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+	c.start(c.nodes...)
+	if status, body := health(); status != http.StatusOK {
+		t.Errorf("/health says %d, %s", status, body)
 	}
 }
 
