@@ -51,6 +51,7 @@ var routerErrors = []struct{ is, status error }{
 	{router.ErrUnknownOutcome, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	{router.ErrNotSent, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	{router.ErrNoRegion, rpctypes.ErrGRPCNoLeader},
+	{router.ErrOvertaken, status.Error(codes.Aborted, "braid: a compaction passed the snapshot's revision each time it was begun: save it again, or compact less often")},
 }
 
 // toStatus is the only place where errors become gRPC's.

@@ -20,6 +20,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -46,6 +47,7 @@ type KV interface {
 	Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error)
 	Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error)
 	HashKV(ctx context.Context, rev int64) (router.KVHash, error)
+	Export(ctx context.Context, to router.Export) error
 }
 
 // Cluster is what the gateway needs to know of the node and its cluster. Only Members may take
@@ -110,6 +112,11 @@ type Config struct {
 	ProgressNotifyInterval time.Duration
 	ElectionTimeout        time.Duration
 
+	// SnapshotDir is where snapshots are made, in folders that are removed afterwards. Default: the system's temporary directory. SnapshotSpace says how many bytes
+	// are free there; nil: enough.
+	SnapshotDir   string
+	SnapshotSpace func() (uint64, error)
+
 	// ServerOptions are added to gRPC's, for keepalive parameters say.
 	ServerOptions []grpc.ServerOption
 	// Register adds further services to the client port. May be nil.
@@ -153,6 +160,9 @@ func (c *Config) fill() error {
 	}
 	if c.WarnDuration <= 0 {
 		c.WarnDuration = 300 * time.Millisecond
+	}
+	if c.SnapshotDir == "" {
+		c.SnapshotDir = os.TempDir()
 	}
 	if c.ProgressNotifyInterval <= 0 {
 		c.ProgressNotifyInterval = progressIntervalDefault
@@ -198,6 +208,7 @@ type Server struct {
 	stopping   chan struct{}    // closed when Stop begins: watches end
 	receivers  sync.WaitGroup   // of watch streams
 	leaderless leaderless
+	snapshots  chan struct{} // one place for each that is being made or sent
 
 	mu struct {
 		sync.Mutex
@@ -220,6 +231,7 @@ func New(cfg Config) (*Server, error) {
 		grpcConns: newConnListener(),
 		httpConns: newConnListener(),
 		stopping:  make(chan struct{}),
+		snapshots: make(chan struct{}, snapshotsMax),
 	}
 	s.mu.listeners = make(map[net.Listener]struct{})
 	s.mu.sniffing = make(map[net.Conn]struct{})

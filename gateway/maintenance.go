@@ -94,10 +94,6 @@ func (m *maintenanceServer) Defragment(context.Context, *pb.DefragmentRequest) (
 	return &pb.DefragmentResponse{}, nil
 }
 
-func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_SnapshotServer) error {
-	return unavailable("Maintenance.Snapshot")
-}
-
 func (m *maintenanceServer) MoveLeader(context.Context, *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
 	return nil, unavailable("Maintenance.MoveLeader")
 }

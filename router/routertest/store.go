@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
@@ -31,6 +32,9 @@ type Store struct {
 	Fail func(op string) error
 	// ReplyBytesMax bounds replies to reads; 0 is no bound. At least one key is returned.
 	ReplyBytesMax int64
+	// Leases, when set, is asked for the records of leases, all of which lie in the first region, for
+	// each reading of them. Set it before use.
+	Leases func() []regionpb.Lease
 
 	mu       sync.Mutex
 	regions  []pdpb.Descriptor
@@ -88,6 +92,14 @@ func (s *Store) Alive(key, end []byte, rev mvcc.Revision) []mvcc.Version {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.alive(spanOf(key, end), rev)
+}
+
+// Attach attaches the newest version of a key to a lease, as if it had been put so.
+func (s *Store) Attach(key string, lease int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.history[key]
+	h[len(h)-1].Lease = lease
 }
 
 // Overtake makes the next read fail as if removal of old versions had been faster.
@@ -250,6 +262,14 @@ func (s *Store) Read(ctx context.Context, _ pdpb.Descriptor, req *regionpb.ReadR
 		rev = s.rev
 	}
 	resp := &regionpb.ReadResponse{Rev: rev, Now: s.rev}
+	if req.Leases {
+		if s.Leases != nil && len(req.Span.Start) == 0 {
+			for _, l := range s.Leases() {
+				resp.KVs = append(resp.KVs, &mvccpb.KeyValue{Key: binary.BigEndian.AppendUint64(nil, uint64(l.ID)), Value: l.Record.Append(nil)})
+			}
+		}
+		return resp, nil
+	}
 	list := s.alive(req.Span, rev)
 	if len(req.Keys) > 0 {
 		list = slices.DeleteFunc(list, func(v mvcc.Version) bool {

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -177,6 +178,9 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	if id.Joining && !cfg.NewCluster() && len(n.members) > 0 {
 		return fmt.Errorf("--initial-cluster-state is existing, but %s holds no data of this member, and members cannot be added to a running cluster yet: start it with its old --data-dir", cfg.DataDir)
+	}
+	if err := os.RemoveAll(n.snapshotDir()); err != nil {
+		return fmt.Errorf("cannot remove unfinished snapshots: %w", err)
 	}
 	n.identity = id
 	n.fresh.Store(id.Joining)
@@ -433,6 +437,7 @@ func (n *Node) serveClients(clients []clientPort) error {
 		ServerOptions: keepaliveOptions(cfg), Pprof: cfg.EnablePprof, HostWhitelist: cfg.HostWhitelist, CORS: cfg.CORS,
 		DisableJSON: cfg.DisableJSON, WarnDuration: cfg.WarnUnaryRequest,
 		Watches: n.watches, ProgressNotifyInterval: cfg.WatchProgressNotifyInterval, ElectionTimeout: time.Duration(cfg.ElectionMs) * time.Millisecond,
+		SnapshotDir: n.snapshotDir(), SnapshotSpace: n.snapshotSpace,
 		Register: func(s grpc.ServiceRegistrar) { admin.Register(s, n.Admin()) },
 	})
 	if err != nil {

@@ -68,10 +68,12 @@ var outside = []struct {
 	{"go.etcd.io/raft/v3", []string{"raftstore", "pd", "region", "cmd"}},
 	{"google.golang.org/grpc", []string{"raftstore/transport", "router", "gateway", "watchsvc", "leasesvc", "cmd"}},
 	{"github.com/spf13", []string{"cmd"}},
+	{"go.etcd.io/bbolt", []string{"gateway/dbfile"}},
 	// etcd's server would bring its own storage and its process-wide metrics along. The first prefix
-	// that fits decides: these two services need nothing but a client.
+	// that fits decides: two services need nothing but a client, and one package is only a message.
 	{"go.etcd.io/etcd/server/v3/etcdserver/api/v3lock", []string{"gateway", "cmd/internal/node"}},
 	{"go.etcd.io/etcd/server/v3/etcdserver/api/v3election", []string{"gateway", "cmd/internal/node"}},
+	{"go.etcd.io/etcd/server/v3/lease/leasepb", []string{"gateway/dbfile"}},
 	{"go.etcd.io/etcd/server", nil},
 }
 
