@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -37,10 +38,24 @@ func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenanc
 	if p, ok := peer.FromContext(stream.Context()); ok {
 		log = log.With(zap.String("remote", p.Addr.String()))
 	}
-	err := m.snapshot(stream, log)
-	if err != nil {
-		log.Warn("failed to send a database snapshot", zap.Error(err))
+	// It takes long, so it does not hold up the end of the server.
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	m.s.receivers.Go(func() {
+		select {
+		case <-m.s.stopping:
+			cancel(rpctypes.ErrGRPCStopped)
+		case <-ctx.Done():
+		}
+	})
+	err := m.snapshot(ctx, stream, log)
+	if err == nil {
+		return nil
 	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	log.Warn("failed to send a database snapshot", zap.Error(err))
 	return toStatus(snapshotError(err))
 }
 
@@ -52,8 +67,8 @@ func snapshotError(err error) error {
 	return err
 }
 
-func (m *maintenanceServer) snapshot(stream pb.Maintenance_SnapshotServer, log *zap.Logger) (err error) {
-	ctx, cfg, began := stream.Context(), &m.s.cfg, time.Now()
+func (m *maintenanceServer) snapshot(ctx context.Context, stream pb.Maintenance_SnapshotServer, log *zap.Logger) error {
+	cfg, began := &m.s.cfg, time.Now()
 	file, err := dbfile.New(cfg.SnapshotDir, cfg.SnapshotSpace)
 	if err != nil {
 		return err
@@ -78,7 +93,13 @@ func (m *maintenanceServer) snapshot(stream pb.Maintenance_SnapshotServer, log *
 	}
 	log = log.With(zap.Int64("total-bytes", file.Size()), zap.String("storage-version", version))
 	log.Info("sending database snapshot to client", zap.Duration("made-in", time.Since(began)))
-	out := &snapshotChunks{send: stream.Send, version: version, left: file.Size(), sum: sha256.New()}
+	send := func(r *pb.SnapshotResponse) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return stream.Send(r)
+	}
+	out := &snapshotChunks{send: send, version: version, left: file.Size(), sum: sha256.New()}
 	if _, err := file.WriteTo(out); err != nil {
 		return err
 	}

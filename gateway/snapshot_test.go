@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -242,4 +243,31 @@ func TestSnapshotsAreFew(t *testing.T) {
 			t.Fatalf("left: %v, %v", left, err)
 		}
 	}
+}
+
+// TestSnapshotEndsWithServer stops a server whose snapshot would go on trying for a minute.
+func TestSnapshotEndsWithServer(t *testing.T) {
+	f, dir := startSnapshots(t, nil)
+	trying := make(chan struct{})
+	var once sync.Once
+	f.store.Fail = func(op string) error {
+		if op != "read" {
+			return nil
+		}
+		once.Do(func() { close(trying) })
+		return regionpb.ErrorOf(regionpb.NotComplete)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := f.save(t)
+		ended <- err
+	}()
+	<-trying
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	f.server.Stop(ctx)
+	if err := <-ended; !strings.Contains(fmt.Sprint(err), "server stopped") || ctx.Err() != nil {
+		t.Error(err, ctx.Err())
+	}
+	nothingLeft(t, dir)
 }

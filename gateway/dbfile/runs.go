@@ -17,7 +17,7 @@ import (
 
 const (
 	// runBytesMax bounds what is sorted in memory at a time.
-	runBytesMax = 32 << 20
+	runBytesMax = 16 << 20
 	// readBytes is the buffer of each run when they are merged.
 	readBytes = 32 << 10
 	// entryBytes is what an entry costs in memory besides its data.
@@ -48,7 +48,7 @@ func newRuns(path string, bytesMax int, room func() error) (*runs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runs{file: f, room: room, max: bytesMax}, nil
+	return &runs{file: f, room: room, max: bytesMax, data: make([]byte, 0, bytesMax)}, nil
 }
 
 func (r *runs) add(kv *mvccpb.KeyValue) error {
