@@ -138,7 +138,6 @@ func (o *Options) runGroup(ctx context.Context, nodes int, stages []stage, t *Ta
 // runStage lets the systems take rounds in turn; who begins changes from round to round.
 func (o *Options) runStage(ctx context.Context, st stage, sides []*side, t *Table) error {
 	nodes := sides[0].nodes
-	t.drop(nodes, st.name)
 	if st.prepare != nil {
 		for _, s := range sides {
 			o.Bar.Title(fmt.Sprintf("%s, %s, %s", st.name, nodesText(nodes), s.system.Name))
@@ -168,6 +167,9 @@ func (o *Options) runStage(ctx context.Context, st stage, sides []*side, t *Tabl
 				o.Note(fmt.Sprintf("%s, %s, round %d, %s (%.0f s): %s %s %s", st.name, nodesText(nodes), round+1, s.system.Name,
 					time.Since(began).Seconds(), first.name, bench.FormatNumber(first.value), first.unit))
 			}
+		}
+		if round == 0 {
+			t.drop(nodes, st.name) // and not before: an interrupted stage leaves what there was
 		}
 		// Whole rounds only, so that values of the same round stand side by side.
 		for i, s := range sides {

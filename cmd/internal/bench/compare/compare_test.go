@@ -1,13 +1,17 @@
 package compare
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"braid/cmd/internal/bench"
 )
 
 func TestParseCPU(t *testing.T) {
@@ -41,6 +45,34 @@ func TestSumMetrics(t *testing.T) {
 	sums, err := sumMetrics(strings.NewReader(text), []string{"a_total", "b", "c"})
 	if err != nil || sums["a_total"] != 5 || sums["b"] != 1500 || len(sums) != 2 {
 		t.Error(sums, err)
+	}
+}
+
+// TestInterruptedStage: rows that were measured before go when there are new ones for them.
+func TestInterruptedStage(t *testing.T) {
+	old := value{name: "rate", unit: "/s", value: 7, higher: true}
+	table := &Table{}
+	table.add(1, "gets", Multi, old)
+	sides := []*side{{servers: &servers{system: System{Name: Multi}}, params: params{nodes: 1}}}
+	o := Options{Rounds: 2, Bar: bench.NewBar(io.Discard)}
+	rounds := 0
+	st := stage{name: "gets", measure: func(context.Context, *side) ([]value, error) {
+		if rounds--; rounds < 0 {
+			return nil, context.Canceled
+		}
+		return []value{{name: "rate", unit: "/s", value: 9, higher: true}}, nil
+	}}
+	for _, c := range []struct {
+		rounds int
+		want   []float64
+	}{{0, []float64{7}}, {1, []float64{9}}, {2, []float64{9, 9}}} {
+		rounds = c.rounds
+		if err := o.runStage(t.Context(), st, sides, table); (err == nil) != (c.rounds == 2) {
+			t.Errorf("%d rounds: %v", c.rounds, err)
+		}
+		if got := table.Rows[0].Values[Multi]; len(table.Rows) != 1 || !slices.Equal(got, c.want) {
+			t.Errorf("after %d rounds the row has %v, want %v", c.rounds, got, c.want)
+		}
 	}
 }
 

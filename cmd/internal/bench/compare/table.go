@@ -65,7 +65,7 @@ func (t *Table) Save(path string) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// drop removes the rows of a stage, which is about to be measured anew.
+// drop removes the rows of a stage, which has been measured anew.
 func (t *Table) drop(nodes int, stage string) {
 	t.Rows = slices.DeleteFunc(t.Rows, func(r *Row) bool { return r.Nodes == nodes && r.Stage == stage })
 }
