@@ -112,8 +112,8 @@ type Config struct {
 	ProgressNotifyInterval time.Duration
 	ElectionTimeout        time.Duration
 
-	// SnapshotDir is where snapshots are made, in folders that are removed afterwards. Default: the system's temporary directory. SnapshotSpace says how many bytes
-	// are free there; nil: enough.
+	// SnapshotDir is where snapshots are made, in folders that are removed afterwards; the system's
+	// temporary directory by default. SnapshotSpace says how many bytes are free there; nil: enough.
 	SnapshotDir   string
 	SnapshotSpace func() (uint64, error)
 

@@ -74,6 +74,16 @@ func (f *benchFlags) registerKeys(fs *pflag.FlagSet) {
 	fs.StringVar(&f.dist, "dist", bench.Uniform, "which keys: uniform, sequential, zipf[:EXPONENT] or hot[:SHARE:PART], SHARE of the requests to the first PART of the space")
 }
 
+// registerKeyed registers the flags of a load of single keys or ranges; rate is the default of --rate.
+func (f *benchFlags) registerKeyed(cmd *cobra.Command, rate float64) *pflag.FlagSet {
+	f.registerLoad(cmd)
+	fs := cmd.Flags()
+	f.registerRate(fs, rate)
+	f.registerTime(fs)
+	f.registerKeys(fs)
+	return fs
+}
+
 func (f *benchFlags) registerValues(fs *pflag.FlagSet) {
 	fs.IntVar(&f.load.ValueSize, "value-size", 256, "bytes of a value")
 }
@@ -286,11 +296,7 @@ func benchCommand() *cobra.Command {
 func getCommand() *cobra.Command {
 	f := newBenchFlags()
 	c := &cobra.Command{Use: "get", Short: "read single keys", Args: exactArgs(0)}
-	f.registerLoad(c)
-	fs := c.Flags()
-	f.registerRate(fs, 0)
-	f.registerTime(fs)
-	f.registerKeys(fs)
+	fs := f.registerKeyed(c, 0)
 	f.registerFill(fs)
 	serializable := fs.Bool("serializable", false, "from the node that is asked, possibly stale")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -305,11 +311,7 @@ func getCommand() *cobra.Command {
 func rangeCommand() *cobra.Command {
 	f := newBenchFlags()
 	c := &cobra.Command{Use: "range", Short: "read ranges", Args: exactArgs(0)}
-	f.registerLoad(c)
-	fs := c.Flags()
-	f.registerRate(fs, 0)
-	f.registerTime(fs)
-	f.registerKeys(fs)
+	fs := f.registerKeyed(c, 0)
 	f.registerFill(fs)
 	f.registerRange(fs)
 	how := fs.String("as", "range", "range (one answer), list (pages), stream, keys (only), count (only)")
@@ -335,11 +337,7 @@ func mixedCommand() *cobra.Command {
 			f.load.Mix, f.load.Name = mix, ""
 			return f.runLoad(cmd, bench.Run)
 		}}
-	f.registerLoad(c)
-	fs := c.Flags()
-	f.registerRate(fs, 0)
-	f.registerTime(fs)
-	f.registerKeys(fs)
+	fs := f.registerKeyed(c, 0)
 	f.registerFill(fs)
 	f.registerRange(fs)
 	f.registerTxn(fs)
@@ -358,11 +356,7 @@ func watchCommand() *cobra.Command {
 			f.load.Mix, f.load.Name = []bench.Share{{Kind: "put", Weight: 1}}, "watch"
 			return f.runLoad(cmd, bench.Run)
 		}}
-	f.registerLoad(c)
-	fs := c.Flags()
-	f.registerRate(fs, 1000)
-	f.registerTime(fs)
-	f.registerKeys(fs)
+	fs := f.registerKeyed(c, 1000)
 	f.registerValues(fs)
 	f.registerWatchers(fs, 100, 0)
 	return c

@@ -28,7 +28,7 @@ import (
 // storage, restores it, starts an etcd on it and compares it with the store at the snapshot's revision.
 func TestSnapshotIntoEtcd(t *testing.T) {
 	if !isBraid(t) {
-		t.Skip("needs braid")
+		t.Skip("the program under test is not braid, and the snapshots are braid's")
 	}
 	t.Run("three nodes, many regions", func(t *testing.T) {
 		testSnapshot(t, cluster(t, 3), func(n *proc.Node, path string) error {
